@@ -1,0 +1,1 @@
+//! kvlab: a research workbench for KV-cache compression.

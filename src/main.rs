@@ -1,0 +1,3 @@
+//! The `kvlab` program.
+
+fn main() {}
