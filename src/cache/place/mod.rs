@@ -1,0 +1,6 @@
+//! The registered `place` stages: one file per method, one line here.
+
+use super::stage::StageDef;
+
+/// Every `place` stage.
+pub static STAGES: &[StageDef] = &[];

@@ -1,0 +1,516 @@
+//! The seam a strategy file implements: one stage of five kinds, and the registry that lists them.
+//!
+//! Data meets the kinds in this order, whatever order a TOML names them in: retain, project, encode, pack, place.
+//! Default trait methods are the reference; an override is a fast path and must give the same bits.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Geometry, Needs};
+
+/// The five kinds of stages, in the order in which data meets them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Which rows live.
+    Retain,
+    /// Linear maps of rows.
+    Project,
+    /// Rows to bytes.
+    Encode,
+    /// Bytes to fewer bytes, exactly.
+    Pack,
+    /// Where pages live.
+    Place,
+}
+
+impl Kind {
+    /// All kinds in order.
+    pub const ALL: [Kind; 5] = [
+        Kind::Retain,
+        Kind::Project,
+        Kind::Encode,
+        Kind::Pack,
+        Kind::Place,
+    ];
+
+    /// The kind's TOML key.
+    pub fn key(self) -> &'static str {
+        match self {
+            Kind::Retain => "retain",
+            Kind::Project => "project",
+            Kind::Encode => "encode",
+            Kind::Pack => "pack",
+            Kind::Place => "place",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.key())
+    }
+}
+
+/// What can go wrong while a stage is built.
+#[derive(Debug, thiserror::Error)]
+pub enum StageError {
+    /// No stage of that kind and name.
+    #[error("no {kind} stage is called `{name}`; there are: {known}")]
+    Unknown {
+        /// The kind asked for.
+        kind: Kind,
+        /// The name asked for.
+        name: String,
+        /// Names that exist, comma-separated.
+        known: String,
+    },
+    /// A parameter is wrong.
+    #[error("{kind} stage `{name}`: {problem}")]
+    Parameter {
+        /// The stage's kind.
+        kind: Kind,
+        /// The stage's name.
+        name: String,
+        /// What is wrong, what is allowed.
+        problem: String,
+    },
+    /// A stage that learns from a calibration text got none.
+    #[error("{kind} stage `{name}` needs calibration statistics: name a text with `calibration`")]
+    NoCalibration {
+        /// The stage's kind.
+        kind: Kind,
+        /// The stage's name.
+        name: String,
+    },
+}
+
+/// The value of a stage's parameter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Value {
+    /// An integer.
+    Int(i64),
+    /// A real number.
+    Float(f64),
+    /// A name or path.
+    Text(String),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Int(v) => write!(f, "{v}"),
+            Value::Float(v) => write!(f, "{v}"),
+            Value::Text(v) => f.write_str(v),
+        }
+    }
+}
+
+/// What a parameter may be.
+#[derive(Debug, Clone, Copy)]
+pub enum Domain {
+    /// An integer from `min` to `max`.
+    Int {
+        /// Smallest value.
+        min: i64,
+        /// Largest value.
+        max: i64,
+    },
+    /// A real number with `min` < x ≤ `max`.
+    Fraction {
+        /// Exclusive lower end.
+        min: f64,
+        /// Inclusive upper end.
+        max: f64,
+    },
+    /// Any text (a path, a data set's name).
+    Text,
+}
+
+/// One parameter of a stage.
+#[derive(Debug, Clone, Copy)]
+pub struct ParamDef {
+    /// TOML key.
+    pub name: &'static str,
+    /// What is allowed.
+    pub domain: Domain,
+    /// The default as it would stand in TOML; `None`: no default. A stage whose `build` needs one of several
+    /// parameters (say `tokens` or `kept_fraction`) gives none a default and checks in `build`.
+    pub default: Option<&'static str>,
+    /// One line.
+    pub doc: &'static str,
+}
+
+/// Parameters of a stage, by name, in a fixed order.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Params(pub BTreeMap<String, Value>);
+
+impl Params {
+    /// An integer parameter.
+    pub fn int(&self, name: &str) -> Option<i64> {
+        match self.0.get(name) {
+            Some(Value::Int(v)) => Some(*v),
+            _ => None,
+        }
+    }
+
+    /// A real parameter (an integer counts as one).
+    pub fn float(&self, name: &str) -> Option<f64> {
+        match self.0.get(name) {
+            Some(Value::Float(v)) => Some(*v),
+            Some(Value::Int(v)) => Some(*v as f64),
+            _ => None,
+        }
+    }
+
+    /// A text parameter.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        match self.0.get(name) {
+            Some(Value::Text(v)) => Some(v),
+            _ => None,
+        }
+    }
+
+    /// Checks given parameters against a stage's definitions and fills in defaults; all problems at once,
+    /// each as (parameter, message).
+    pub fn resolve(def: &StageDef, given: &Params) -> Result<Params, Vec<(String, String)>> {
+        let mut problems = Vec::new();
+        let mut out = BTreeMap::new();
+        for (name, value) in &given.0 {
+            let Some(p) = def.params.iter().find(|p| p.name == name) else {
+                let known: Vec<_> = def.params.iter().map(|p| p.name).collect();
+                problems.push((
+                    name.clone(),
+                    format!(
+                        "unknown parameter `{name}`; `{}` has: {}",
+                        def.name,
+                        known.join(", ")
+                    ),
+                ));
+                continue;
+            };
+            match check(p, value) {
+                Ok(v) => {
+                    out.insert(name.clone(), v);
+                }
+                Err(message) => problems.push((name.clone(), message)),
+            }
+        }
+        for p in def.params {
+            if let (false, Some(text)) = (out.contains_key(p.name), p.default) {
+                out.insert(p.name.to_owned(), parse_default(p, text));
+            }
+        }
+        if problems.is_empty() {
+            Ok(Params(out))
+        } else {
+            Err(problems)
+        }
+    }
+}
+
+fn parse_default(p: &ParamDef, text: &str) -> Value {
+    match p.domain {
+        Domain::Int { .. } => text
+            .parse()
+            .map(Value::Int)
+            .unwrap_or(Value::Text(text.to_owned())),
+        Domain::Fraction { .. } => text
+            .parse()
+            .map(Value::Float)
+            .unwrap_or(Value::Text(text.to_owned())),
+        Domain::Text => Value::Text(text.to_owned()),
+    }
+}
+
+fn check(p: &ParamDef, value: &Value) -> Result<Value, String> {
+    match (p.domain, value) {
+        (Domain::Int { min, max }, Value::Int(v)) if (min..=max).contains(v) => Ok(value.clone()),
+        (Domain::Int { min, max }, _) => Err(format!(
+            "`{}` is {value}, must be an integer from {min} to {max}",
+            p.name
+        )),
+        (Domain::Fraction { min, max }, Value::Float(_) | Value::Int(_)) => {
+            let v = if let Value::Int(i) = value {
+                *i as f64
+            } else if let Value::Float(f) = value {
+                *f
+            } else {
+                f64::NAN
+            };
+            if v > min && v <= max {
+                Ok(Value::Float(v))
+            } else {
+                Err(format!(
+                    "`{}` is {value}, must be greater than {min} and at most {max}",
+                    p.name
+                ))
+            }
+        }
+        (Domain::Fraction { min, max }, Value::Text(_)) => Err(format!(
+            "`{}` is \"{value}\", must be a number greater than {min} and at most {max}",
+            p.name
+        )),
+        (Domain::Text, Value::Text(_)) => Ok(value.clone()),
+        (Domain::Text, _) => Err(format!("`{}` is {value}, must be a text in quotes", p.name)),
+    }
+}
+
+/// How far a lossy stage may move a row; the conformance suite checks it on random rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Tolerance {
+    /// Bit-exact.
+    Exact,
+    /// ‖x − x̂‖ / ‖x‖ of a whole row of normal random numbers stays below this; and is never 0.
+    RelativeL2(f32),
+}
+
+/// Covariances of one KV head over a calibration text, `[head_dim][head_dim]` row-major, in f64.
+#[derive(Debug, Clone)]
+pub struct HeadCovariance {
+    /// Of keys before RoPE.
+    pub k_pre: Vec<f64>,
+    /// Of keys after RoPE.
+    pub k_post: Vec<f64>,
+    /// Of values.
+    pub v: Vec<f64>,
+}
+
+/// Second moments (not centred) of K and V over a calibration text.
+#[derive(Debug, Clone)]
+pub struct Calibration {
+    /// `[layer][kv_head]`.
+    pub heads: Vec<Vec<HeadCovariance>>,
+    /// Tokens that went in.
+    pub n_tokens: usize,
+}
+
+/// Which of the two rows of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Keys.
+    K,
+    /// Values.
+    V,
+}
+
+/// In which form keys are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeyForm {
+    /// Rotated at append.
+    #[default]
+    PostRope,
+    /// Rotated at read.
+    PreRope,
+}
+
+/// What a stage is built from.
+#[derive(Debug, Clone, Copy)]
+pub struct BuildContext<'a> {
+    /// The model's attention layers.
+    pub geometry: &'a Geometry,
+    /// Form of the keys.
+    pub keys: KeyForm,
+    /// The side the stage works on (stages without sides ignore it).
+    pub side: Side,
+    /// Statistics of the calibration text, when the stage's `needs` ask for them.
+    pub calibration: Option<&'a Calibration>,
+    /// Directory for backing files.
+    pub backing_dir: Option<&'a PathBuf>,
+}
+
+/// A stage that was built.
+#[derive(Clone)]
+pub enum Stage {
+    /// Which rows live.
+    Retain(Arc<dyn Retention>),
+    /// A linear map.
+    Project(Arc<dyn Projection>),
+    /// Rows to bytes.
+    Encode(Arc<dyn RowCodec>),
+    /// Bytes to fewer bytes.
+    Pack(Arc<dyn Packer>),
+    /// Where pages live.
+    Place(Arc<dyn Placement>),
+}
+
+/// A registered stage: its definition, documentation and constructor in one place.
+#[derive(Debug)]
+pub struct StageDef {
+    /// Name in the TOML.
+    pub name: &'static str,
+    /// Kind.
+    pub kind: Kind,
+    /// One line for `list` and the docs table.
+    pub doc: &'static str,
+    /// Where it was published or is defined.
+    pub paper: &'static str,
+    /// Parameters.
+    pub params: &'static [ParamDef],
+    /// Needs a calibration text.
+    pub calibrated: bool,
+    /// Values of the stage in a TOML, e.g. `"q4_0"` or `{ method = "window", recent = 64 }`; each is built and tested.
+    pub examples: &'static [&'static str],
+    /// How far it may move a row.
+    pub tolerance: Tolerance,
+    /// Builds it from resolved parameters.
+    pub build: fn(&Params, &BuildContext<'_>) -> Result<Stage, StageError>,
+}
+
+/// Every registered stage, by kind and then in order of registration.
+pub fn registry() -> impl Iterator<Item = &'static StageDef> {
+    let slices: [&'static [StageDef]; 5] = [
+        super::retain::STAGES,
+        super::project::STAGES,
+        super::encode::STAGES,
+        super::pack::STAGES,
+        super::place::STAGES,
+    ];
+    slices.into_iter().flatten()
+}
+
+/// The stage of that kind and name.
+pub fn find(kind: Kind, name: &str) -> Result<&'static StageDef, StageError> {
+    registry()
+        .find(|d| d.kind == kind && d.name == name)
+        .ok_or_else(|| StageError::Unknown {
+            kind,
+            name: name.to_owned(),
+            known: registry()
+                .filter(|d| d.kind == kind)
+                .map(|d| d.name)
+                .collect::<Vec<_>>()
+                .join(", "),
+        })
+}
+
+/// One new row as retention sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct NewRow<'a> {
+    /// Absolute position.
+    pub position: u32,
+    /// The key in the form in which it is stored, before projection, `[head_dim]`.
+    pub k: &'a [f32],
+    /// The value, `[head_dim]`.
+    pub v: &'a [f32],
+}
+
+/// When rows are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// After a decode step.
+    Step,
+    /// At the compression point, after a whole context.
+    CompressionPoint,
+}
+
+/// The live rows of one KV head of one layer, in order of position.
+#[derive(Debug, Clone, Copy)]
+pub struct LiveRows<'a> {
+    /// Absolute positions, ascending.
+    pub positions: &'a [u32],
+    /// Scores as [`Retention::score`] gave them, in the same order.
+    pub scores: &'a [f32],
+    /// Positions seen by the sequence, evicted ones included.
+    pub n_seen: u32,
+    /// When this is asked.
+    pub moment: Moment,
+}
+
+/// `retain`: which rows live, per layer and KV head.
+///
+/// A decision may depend on the rows of its own head and on positions alone: then a chunk equals decoding, because the
+/// cache asks once per position, in order.
+pub trait Retention: Send + Sync {
+    /// What the stage asks of the engine.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+    /// The score of a new row; higher is kept longer. Called once, when the row arrives.
+    fn score(&self, row: NewRow<'_>) -> f32;
+    /// Indices into `live` (ascending) of rows that leave now. Must leave at least one row unless told otherwise by a
+    /// parameter.
+    fn evict(&self, live: LiveRows<'_>) -> Vec<usize>;
+}
+
+/// `project`: a linear map per (layer, KV head), on K or on V.
+pub trait Projection: Send + Sync {
+    /// Channels after the map, for rows of `dim` channels.
+    fn output_dim(&self, dim: usize) -> usize;
+    /// z = P·x. `x`: `[dim]`, `z`: `[output_dim]`.
+    fn forward(&self, layer: usize, kv_head: usize, x: &[f32], z: &mut [f32]);
+    /// x̂ = R·z, the best guess at x. `z`: `[output_dim]`, `x`: `[dim]`.
+    fn expand(&self, layer: usize, kv_head: usize, z: &[f32], x: &mut [f32]);
+    /// q' with q'·z = q·(R·z), that is Rᵀ·q. `q`: `[dim]`, `out`: `[output_dim]`.
+    fn absorb(&self, layer: usize, kv_head: usize, q: &[f32], out: &mut [f32]);
+    /// Bytes of the map's weights.
+    fn weight_bytes(&self) -> u64;
+}
+
+/// `encode`: rows to bytes, each row on its own. A row of `dim` channels takes [`RowCodec::row_bytes`] bytes, whatever
+/// its neighbours are.
+pub trait RowCodec: Send + Sync {
+    /// Bytes of one row of `dim` channels.
+    fn row_bytes(&self, dim: usize) -> usize;
+    /// The part of [`RowCodec::row_bytes`] that holds scales rather than codes.
+    fn scale_bytes(&self, dim: usize) -> usize;
+    /// Encodes one row, `[dim]`, into `out` (`row_bytes(dim)` long).
+    fn encode(&self, row: &[f32], out: &mut [u8]);
+    /// Decodes one row into `row`, `[dim]`.
+    fn decode(&self, bytes: &[u8], row: &mut [f32]);
+    /// Decodes `rows.len() / dim` rows that lie back to back.
+    fn decode_rows(&self, bytes: &[u8], dim: usize, rows: &mut [f32]) {
+        let n = self.row_bytes(dim);
+        for (b, r) in bytes.chunks_exact(n).zip(rows.chunks_exact_mut(dim)) {
+            self.decode(b, r);
+        }
+    }
+    /// Bytes of tables shared by all rows (codebooks).
+    fn table_bytes(&self) -> u64 {
+        0
+    }
+}
+
+/// `pack`: a sealed page's bytes to fewer bytes, exactly.
+pub trait Packer: Send + Sync {
+    /// Packs `raw`; rows of `row_bytes` bytes lie back to back in it.
+    fn pack(&self, raw: &[u8], row_bytes: usize) -> Result<Vec<u8>, super::CacheError>;
+    /// Restores exactly the bytes that were packed into `raw`.
+    fn unpack(
+        &self,
+        packed: &[u8],
+        row_bytes: usize,
+        raw: &mut [u8],
+    ) -> Result<(), super::CacheError>;
+}
+
+/// Names a parked page in a [`Backing`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Slot(pub u64);
+
+/// `place`: opens the tier in which sealed pages are parked.
+pub trait Placement: Send + Sync {
+    /// A fresh, empty tier.
+    fn open(&self) -> Result<Box<dyn Backing>, super::CacheError>;
+}
+
+/// A tier outside memory.
+pub trait Backing: Send + Sync {
+    /// Stores bytes.
+    fn park(&mut self, bytes: &[u8]) -> Result<Slot, super::CacheError>;
+    /// A hint that the slots will be fetched soon.
+    fn prefetch(&self, slots: &[Slot]);
+    /// Reads a slot's bytes into `out`, which has their length.
+    fn fetch(&self, slot: Slot, out: &mut [u8]) -> Result<(), super::CacheError>;
+    /// Frees a slot.
+    fn discard(&mut self, slot: Slot);
+    /// Bytes in the tier now.
+    fn bytes(&self) -> u64;
+}

@@ -1,0 +1,194 @@
+//! The words that the engine and a cache share: sequences, batches, rows, geometry, memory.
+//!
+//! Invariants: a position is absolute in its sequence and is never the cache's length; rows of one [`Span`] have
+//! consecutive positions; batches are ragged and never padded.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::rope::Rope;
+
+/// Names one sequence (one user, one document, one fork) in a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SeqId(pub u32);
+
+/// Consecutive new tokens of one sequence within a [`Batch`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// The sequence.
+    pub seq: SeqId,
+    /// Absolute positions of the tokens.
+    pub positions: Range<u32>,
+    /// Row of the span's first token in the batch's buffers.
+    pub first_row: usize,
+}
+
+impl Span {
+    /// Number of tokens.
+    pub fn n_tokens(&self) -> usize {
+        self.positions.len()
+    }
+}
+
+/// One engine step: a ragged set of spans, at most one per sequence, rows back to back.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Batch {
+    spans: Vec<Span>,
+    n_rows: usize,
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A batch of one span.
+    pub fn single(seq: SeqId, positions: Range<u32>) -> Self {
+        let mut batch = Self::new();
+        batch.push(seq, positions);
+        batch
+    }
+
+    /// Adds a span after the rows that are there.
+    pub fn push(&mut self, seq: SeqId, positions: Range<u32>) {
+        let n = positions.len();
+        self.spans.push(Span {
+            seq,
+            positions,
+            first_row: self.n_rows,
+        });
+        self.n_rows += n;
+    }
+
+    /// The spans, in order of their rows.
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// Rows in all spans together.
+    pub fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+}
+
+/// The new rows of one layer, before RoPE.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows<'a> {
+    /// Keys before RoPE, `[row][kv_head][head_dim]`.
+    pub k: &'a [f32],
+    /// Values, `[row][kv_head][head_dim]`.
+    pub v: &'a [f32],
+    /// The layer's normalised input, `[row][n_embd]`; empty unless [`super::Needs::hidden`] asks for it.
+    pub hidden: &'a [f32],
+}
+
+/// What a cache must know of one attention layer.
+#[derive(Debug, Clone)]
+pub struct LayerGeometry {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key/value heads; divides `n_heads`.
+    pub n_kv_heads: usize,
+    /// Channels of one head.
+    pub head_dim: usize,
+    /// Factor on q·k before the softmax, usually 1/√head_dim.
+    pub scale: f32,
+    /// The layer's rotary embedding (layers with equal settings share one table).
+    pub rope: Arc<Rope>,
+    /// Sliding window: a query at p sees positions greater than p − window.
+    pub window: Option<u32>,
+}
+
+impl LayerGeometry {
+    /// Query heads that share one key/value head.
+    pub fn group(&self) -> usize {
+        self.n_heads / self.n_kv_heads
+    }
+}
+
+/// All attention layers of a model.
+#[derive(Debug, Clone)]
+pub struct Geometry {
+    /// One entry per layer.
+    pub layers: Vec<LayerGeometry>,
+}
+
+impl Geometry {
+    /// Scalars of K and V together that one token adds over all layers.
+    pub fn scalars_per_token(&self) -> usize {
+        self.layers
+            .iter()
+            .map(|l| 2 * l.n_kv_heads * l.head_dim)
+            .sum()
+    }
+}
+
+/// How a sequence starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    /// Every step is a decode step: retention acts at each commit.
+    Streaming,
+    /// A context that is compressed once: retention waits for [`super::KvCache::compress`].
+    Context,
+}
+
+/// What becomes of rows that are appended after the compression point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Continuation {
+    /// They go through the same strategy.
+    Strategy,
+    /// They stay f32 and are never evicted; nothing ages any more.
+    Exact,
+}
+
+/// Bytes by part, summed from live buffers. All in bytes unless the name says otherwise.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// Codes of compressed rows (packed pages: the packed bytes).
+    pub payload_bytes: u64,
+    /// Scales, zero points and norms that travel with the codes.
+    pub scale_bytes: u64,
+    /// Live bitmaps, retention scores and positions.
+    pub index_bytes: u64,
+    /// Page tables and the store's own bookkeeping.
+    pub page_table_bytes: u64,
+    /// Codebooks and other tables shared by all sequences.
+    pub table_bytes: u64,
+    /// Projection weights, shared by all sequences.
+    pub projection_bytes: u64,
+    /// Rows kept exact: sinks, tail, an exact continuation.
+    pub exact_bytes: u64,
+    /// Allocated and unused room of pages.
+    pub slack_bytes: u64,
+    /// Largest working memory that attention has used.
+    pub scratch_bytes: u64,
+    /// Bytes parked in a backing tier (not part of [`MemoryReport::resident_bytes`]).
+    pub backing_bytes: u64,
+    /// Rows that can still be attended, summed over layers and KV heads.
+    pub rows_live: u64,
+    /// Rows ever appended and not truncated, summed over layers and KV heads.
+    pub rows_seen: u64,
+}
+
+impl MemoryReport {
+    /// The cache's bytes in memory: everything but scratch and the backing tier.
+    pub fn resident_bytes(&self) -> u64 {
+        self.payload_bytes
+            + self.scale_bytes
+            + self.index_bytes
+            + self.page_table_bytes
+            + self.table_bytes
+            + self.projection_bytes
+            + self.exact_bytes
+            + self.slack_bytes
+    }
+
+    /// Resident and parked bytes together.
+    pub fn stored_bytes(&self) -> u64 {
+        self.resident_bytes() + self.backing_bytes
+    }
+}

@@ -1,0 +1,3 @@
+//! Compute: the kernels and the backends of the model's operations.
+
+pub mod cpu;
