@@ -10,16 +10,27 @@
 //! are coded. *commit*: the end of an engine step, when rows may leave. *compression point*: the one moment at which a
 //! context is compressed in the `compress-once` protocol.
 
+mod append;
+mod attention;
 pub mod encode;
+mod memory;
 pub mod pack;
+pub mod pages;
+pub mod pipeline;
 pub mod place;
 pub mod project;
 pub mod retain;
 pub mod rope;
+mod sequence;
 pub mod stage;
+pub mod stages;
 pub mod strategy;
+mod table;
 pub mod types;
+mod visibility;
 
+pub use pipeline::StagedCache;
+pub use stages::Materials;
 pub use types::{
     Admission, Batch, Continuation, Geometry, LayerGeometry, MemoryReport, Rows, SeqId, Span,
 };

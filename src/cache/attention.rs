@@ -1,0 +1,483 @@
+//! softmax(scale · q·Kᵀ + mask)·V of one KV head over stored rows, for a tile of queries.
+//!
+//! Invariants: softmax partials (m, l, acc) are formed per range of 128 positions and merged in order of the ranges;
+//! inside a range rows are summed by class (coded, exact, frozen) and then by position; rows that a query may not see
+//! are skipped, never multiplied by zero. What a query gets therefore depends on what it may see alone: not on the
+//! tile, the chunk, paging, holes or threads.
+
+use super::stage::{KeyForm, Side};
+use super::stages::Stages;
+use super::table::{PairFormat, ReadBuffers, Reader, RowTable};
+use super::types::LayerGeometry;
+use super::visibility::{Class, Dying, Rules};
+use super::{CacheError, RANGE};
+use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
+use crate::compute::cpu::vector::{axpy_rows, exp_nonpositive, exp_sum, max};
+
+/// One KV head's rows as attention reads them.
+#[derive(Clone, Copy)]
+pub struct HeadView<'a> {
+    /// Tables by [`Class`], with their formats.
+    pub tables: [(&'a RowTable, &'a PairFormat); 3],
+    /// Rows that leave during this step.
+    pub dying: &'a Dying,
+    /// Visibility.
+    pub rules: Rules,
+    /// Layer index.
+    pub layer: usize,
+    /// KV head index.
+    pub head: usize,
+    /// The layer.
+    pub geometry: &'a LayerGeometry,
+    /// The strategy.
+    pub stages: &'a Stages,
+    /// Page access.
+    pub reader: Reader<'a>,
+}
+
+/// A tile of queries of one KV head: consecutive positions, `group` query heads each.
+pub struct Tile<'a> {
+    /// Position of the first query.
+    pub first: u32,
+    /// Queries before RoPE, `[token][group][head_dim]`.
+    pub q: &'a [f32],
+    /// Outputs, the same shape.
+    pub out: &'a mut [f32],
+}
+
+/// Decoded rows of one class in the current range.
+#[derive(Debug, Default)]
+struct Source {
+    positions: Vec<u32>,
+    /// `[channel][row]`, row stride [`RANGE`].
+    kt: Vec<f32>,
+    /// `[row][channel]`.
+    v: Vec<f32>,
+    /// `[query][row]`, row stride [`RANGE`].
+    scores: Vec<f32>,
+    /// Visible query positions of each row.
+    intervals: Vec<(u32, u32)>,
+    uniform: bool,
+}
+
+/// Accumulators of one space (coded or exact rows), `[query][dim]`.
+#[derive(Debug, Default)]
+struct Space {
+    dim: usize,
+    sum: Vec<f32>,
+    partial: Vec<f32>,
+    used: bool,
+}
+
+/// Working memory of one task.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    q_exact: Vec<f32>,
+    q_coded: Vec<f32>,
+    rows: Vec<f32>,
+    sources: [Source; 3],
+    spaces: [Space; 2],
+    m: Vec<f32>,
+    l: Vec<f32>,
+    weights: Vec<f32>,
+    buffers: ReadBuffers,
+}
+
+impl Scratch {
+    /// Bytes held.
+    pub fn bytes(&self) -> u64 {
+        let f = |v: &Vec<f32>| v.capacity() * 4;
+        let mut n = f(&self.q_exact)
+            + f(&self.q_coded)
+            + f(&self.rows)
+            + f(&self.m)
+            + f(&self.l)
+            + f(&self.weights);
+        for s in &self.sources {
+            n += s.positions.capacity() * 4
+                + f(&s.kt)
+                + f(&s.v)
+                + f(&s.scores)
+                + s.intervals.capacity() * 8;
+        }
+        for s in &self.spaces {
+            n += f(&s.sum) + f(&s.partial);
+        }
+        n as u64 + self.buffers.bytes()
+    }
+
+    /// Attends a tile of queries to everything that they may see.
+    pub fn attend(&mut self, view: HeadView<'_>, tile: Tile<'_>) -> Result<(), CacheError> {
+        let d = view.geometry.head_dim;
+        let group = view.geometry.group();
+        let n_queries = tile.q.len() / d;
+        let last = tile.first + (n_queries / group) as u32 - 1;
+        self.start(view, &tile);
+        let first_range = view
+            .rules
+            .window
+            .map_or(0, |w| (tile.first + 1).saturating_sub(w))
+            / RANGE as u32;
+        for range in first_range..=last / RANGE as u32 {
+            let mut any = false;
+            for class in Class::ALL {
+                any |= self.load(view, class, range, (tile.first, last))?;
+            }
+            if !any {
+                continue;
+            }
+            let alone = self
+                .sources
+                .iter()
+                .filter(|s| !s.positions.is_empty())
+                .count()
+                == 1;
+            if alone && self.sources.iter().all(|s| s.uniform) {
+                self.sum_uniform(n_queries);
+            } else {
+                for i in 0..n_queries {
+                    self.sum_selected(i, tile.first + (i / group) as u32);
+                }
+            }
+        }
+        self.finish(view, tile.out);
+        Ok(())
+    }
+
+    /// Rotates and absorbs the queries, clears the accumulators.
+    fn start(&mut self, view: HeadView<'_>, tile: &Tile<'_>) {
+        let (g, stages) = (view.geometry, view.stages);
+        let d = g.head_dim;
+        let n = tile.q.len() / d;
+        self.q_exact.clear();
+        self.q_exact.extend_from_slice(tile.q);
+        for (i, q) in self.q_exact.chunks_exact_mut(d).enumerate() {
+            g.rope.rotate(tile.first + (i / g.group()) as u32, q);
+            for x in q {
+                *x *= g.scale;
+            }
+        }
+        self.q_coded.clear();
+        if absorbs(stages) {
+            for q in self.q_exact.chunks_exact(d) {
+                self.q_coded
+                    .extend(stages.project_k.absorb(view.layer, view.head, q));
+            }
+        }
+        for (space, dim) in self
+            .spaces
+            .iter_mut()
+            .zip([stages.project_v.output_dim(d), d])
+        {
+            space.dim = dim;
+            space.used = false;
+            space.sum.clear();
+            space.sum.resize(n * dim, 0.0);
+            space.partial.resize(n * dim, 0.0);
+        }
+        self.m.clear();
+        self.m.resize(n, f32::NEG_INFINITY);
+        self.l.clear();
+        self.l.resize(n, 0.0);
+    }
+
+    /// Decodes and scores the rows of one class in one range; false if no query of the tile sees any.
+    fn load(
+        &mut self,
+        view: HeadView<'_>,
+        class: Class,
+        range: u32,
+        (first, last): (u32, u32),
+    ) -> Result<bool, CacheError> {
+        let (table, format) = view.tables[class as usize];
+        let source = &mut self.sources[class as usize];
+        source.positions.clear();
+        source.uniform = true;
+        let Some(page) = table.page(range) else {
+            return Ok(false);
+        };
+        source.intervals.clear();
+        for p in page.positions() {
+            let (from, mut until) = view.rules.interval(class, p);
+            if let Some(&dies) = view.dying.get(&p) {
+                until = until.min(dies);
+            }
+            source.uniform &= from <= first && until > last;
+            source.positions.push(p);
+            source.intervals.push((from, until));
+        }
+        if source
+            .intervals
+            .iter()
+            .all(|&(from, until)| from > last || until <= first || from >= until)
+        {
+            source.positions.clear();
+            source.uniform = true;
+            return Ok(false);
+        }
+        let n = source.positions.len();
+        let d = view.geometry.head_dim;
+        self.rows.resize(n * format.k.dim.max(d), 0.0);
+        let coded_rows = &mut self.rows[..n * format.k.dim];
+        let bytes = view
+            .reader
+            .bytes(page, Side::K, &format.k, &mut self.buffers)?;
+        format.k.codec.decode_rows(bytes, format.k.dim, coded_rows);
+        let in_coded_space = class == Class::Coded && absorbs(view.stages);
+        let dim = if in_coded_space { format.k.dim } else { d };
+        if !in_coded_space {
+            restore_keys(view, class, &source.positions, &mut self.rows, format.k.dim);
+        }
+        source.kt.resize(dim * RANGE, 0.0);
+        transpose(&self.rows[..n * dim], dim, &mut source.kt);
+        source.v.resize(n * format.v.dim, 0.0);
+        let bytes = view
+            .reader
+            .bytes(page, Side::V, &format.v, &mut self.buffers)?;
+        format
+            .v
+            .codec
+            .decode_rows(bytes, format.v.dim, &mut source.v);
+        let q = if in_coded_space {
+            &self.q_coded
+        } else {
+            &self.q_exact
+        };
+        let m = q.len() / dim;
+        source.scores.resize(m * RANGE, 0.0);
+        gemm(
+            Dims { m, n, k: dim },
+            Mat {
+                data: q,
+                stride: dim,
+            },
+            Mat {
+                data: &source.kt,
+                stride: RANGE,
+            },
+            MatMut {
+                data: &mut source.scores,
+                stride: RANGE,
+            },
+        );
+        Ok(true)
+    }
+
+    /// Every query sees every loaded row, all of one class: one matrix product.
+    fn sum_uniform(&mut self, n_queries: usize) {
+        let Some((class, source)) = self
+            .sources
+            .iter_mut()
+            .enumerate()
+            .find(|(_, s)| !s.positions.is_empty())
+        else {
+            return;
+        };
+        let n = source.positions.len();
+        let space = &mut self.spaces[usize::from(class != Class::Coded as usize)];
+        space.used = true;
+        self.weights.resize(2 * n_queries, 0.0);
+        for (i, row) in source
+            .scores
+            .chunks_exact_mut(RANGE)
+            .take(n_queries)
+            .enumerate()
+        {
+            let m = max(&row[..n]);
+            self.weights[2 * i] = m;
+            self.weights[2 * i + 1] = exp_sum(&mut row[..n], m);
+        }
+        gemm(
+            Dims {
+                m: n_queries,
+                n: space.dim,
+                k: n,
+            },
+            Mat {
+                data: &source.scores,
+                stride: RANGE,
+            },
+            Mat {
+                data: &source.v,
+                stride: space.dim,
+            },
+            MatMut {
+                data: &mut space.partial,
+                stride: space.dim,
+            },
+        );
+        for i in 0..n_queries {
+            let (m, l) = (self.weights[2 * i], self.weights[2 * i + 1]);
+            merge(
+                &mut self.spaces,
+                (&mut self.m[i], &mut self.l[i]),
+                i,
+                (m, l),
+                [class == 0, class != 0],
+            );
+        }
+    }
+
+    /// One query sees some of the loaded rows: it selects them.
+    fn sum_selected(&mut self, i: usize, position: u32) {
+        let visible = |&(from, until): &(u32, u32)| from <= position && position < until;
+        self.weights.clear();
+        for s in self.sources.iter().filter(|s| !s.positions.is_empty()) {
+            let scores = &s.scores[i * RANGE..];
+            self.weights.extend(
+                s.intervals
+                    .iter()
+                    .zip(scores)
+                    .filter(|(v, _)| visible(v))
+                    .map(|(_, &x)| x),
+            );
+        }
+        if self.weights.is_empty() {
+            return;
+        }
+        let m = max(&self.weights);
+        let l = exp_sum(&mut self.weights, m);
+        let mut used = [false; 2];
+        let mut at = 0;
+        for (class, s) in self
+            .sources
+            .iter()
+            .enumerate()
+            .filter(|(_, s)| !s.positions.is_empty())
+        {
+            let which = usize::from(class != Class::Coded as usize);
+            let space = &mut self.spaces[which];
+            let acc = &mut space.partial[i * space.dim..(i + 1) * space.dim];
+            let mut row = 0;
+            while row < s.intervals.len() {
+                let run = s.intervals[row..].iter().take_while(|v| visible(v)).count();
+                if run == 0 {
+                    row += 1;
+                    continue;
+                }
+                if !used[which] {
+                    acc.fill(0.0);
+                    used[which] = true;
+                    space.used = true;
+                }
+                axpy_rows(
+                    &self.weights[at..at + run],
+                    &s.v[row * space.dim..(row + run) * space.dim],
+                    acc,
+                );
+                at += run;
+                row += run;
+            }
+        }
+        merge(
+            &mut self.spaces,
+            (&mut self.m[i], &mut self.l[i]),
+            i,
+            (m, l),
+            used,
+        );
+    }
+
+    /// Divides by the sum of weights and brings coded values back to the head's channels.
+    fn finish(&mut self, view: HeadView<'_>, out: &mut [f32]) {
+        let d = view.geometry.head_dim;
+        let [coded, exact] = &self.spaces;
+        for (i, out) in out.chunks_exact_mut(d).enumerate() {
+            let l = self.l[i];
+            out.fill(0.0);
+            if exact.used {
+                for (o, &x) in out.iter_mut().zip(&exact.sum[i * d..]) {
+                    *o = x / l;
+                }
+            }
+            if !coded.used {
+                continue;
+            }
+            let mut z: Vec<f32> = coded.sum[i * coded.dim..(i + 1) * coded.dim]
+                .iter()
+                .map(|x| x / l)
+                .collect();
+            if !view.stages.project_v.is_identity() {
+                z = view.stages.project_v.expand(view.layer, view.head, &z, d);
+            }
+            for (o, x) in out.iter_mut().zip(z) {
+                *o += x;
+            }
+        }
+    }
+}
+
+/// Coded keys are scored in their own space: a projection that need not be undone before RoPE.
+fn absorbs(stages: &Stages) -> bool {
+    !stages.project_k.is_identity() && stages.keys == KeyForm::PostRope
+}
+
+/// Expands projected keys and rotates pre-RoPE ones, in place. `rows`: `[row][coded_dim]` in, `[row][head_dim]` out.
+fn restore_keys(
+    view: HeadView<'_>,
+    class: Class,
+    positions: &[u32],
+    rows: &mut Vec<f32>,
+    coded_dim: usize,
+) {
+    let d = view.geometry.head_dim;
+    let stages = view.stages;
+    if class == Class::Coded && !stages.project_k.is_identity() {
+        let expanded: Vec<f32> = rows[..positions.len() * coded_dim]
+            .chunks_exact(coded_dim)
+            .flat_map(|z| stages.project_k.expand(view.layer, view.head, z, d))
+            .collect();
+        *rows = expanded;
+    }
+    if stages.keys == KeyForm::PreRope {
+        for (row, &p) in rows.chunks_exact_mut(d).zip(positions) {
+            view.geometry.rope.rotate(p, row);
+        }
+    }
+}
+
+/// `rows` `[row][dim]` to `kt` `[dim][RANGE]`.
+fn transpose(rows: &[f32], dim: usize, kt: &mut [f32]) {
+    for (j0, block) in rows.chunks(16 * dim).enumerate() {
+        for c in 0..dim {
+            let column = &mut kt[c * RANGE + 16 * j0..];
+            for (x, row) in column.iter_mut().zip(block.chunks_exact(dim)) {
+                *x = row[c];
+            }
+        }
+    }
+}
+
+/// Merges query i's partial (m, l, acc) of one range into its running sums.
+fn merge(
+    spaces: &mut [Space; 2],
+    total: (&mut f32, &mut f32),
+    i: usize,
+    partial: (f32, f32),
+    used: [bool; 2],
+) {
+    let m = if partial.0 > *total.0 {
+        partial.0
+    } else {
+        *total.0
+    };
+    let (old, new) = (
+        exp_nonpositive(*total.0 - m),
+        exp_nonpositive(partial.0 - m),
+    );
+    *total.0 = m;
+    *total.1 = partial.1.mul_add(new, *total.1 * old);
+    for (space, used) in spaces.iter_mut().zip(used) {
+        let rows = i * space.dim..(i + 1) * space.dim;
+        if used {
+            let partial = &space.partial[rows.clone()];
+            for (s, &x) in space.sum[rows].iter_mut().zip(partial) {
+                *s = x.mul_add(new, *s * old);
+            }
+        } else if space.used && old != 1.0 {
+            for s in &mut space.sum[rows] {
+                *s *= old;
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Bytes by part, summed from the buffers that live.
+//!
+//! Invariant: the resident parts but the sequences' own structs add up to the store's bytes; a page that forks share
+//! counts once.
+
+use std::collections::BTreeSet;
+
+use super::pages::PageId;
+use super::pipeline::StagedCache;
+use super::sequence::{HeadState, LayerState, SequenceState};
+use super::stage::Side;
+use super::table::{Page, PageBytes, PairFormat};
+use super::types::MemoryReport;
+use super::visibility::Class;
+
+/// Sums a cache's buffers. `scratch_bytes`: working memory held by attention.
+pub fn report(cache: &StagedCache, scratch_bytes: u64) -> MemoryReport {
+    let mut sum = Sum {
+        cache,
+        seen: BTreeSet::new(),
+        report: MemoryReport::default(),
+    };
+    for state in cache.sequences.values() {
+        sum.sequence(state);
+    }
+    let mut report = sum.report;
+    report.page_table_bytes += cache.store.bookkeeping_bytes();
+    report.table_bytes = cache.stages.table_bytes();
+    report.projection_bytes = cache.stages.projection_bytes();
+    report.backing_bytes = cache.tier.as_ref().map_or(0, |t| t.bytes());
+    report.scratch_bytes = scratch_bytes;
+    report
+}
+
+struct Sum<'a> {
+    cache: &'a StagedCache,
+    seen: BTreeSet<PageId>,
+    report: MemoryReport,
+}
+
+impl Sum<'_> {
+    fn sequence(&mut self, state: &SequenceState) {
+        let structs =
+            size_of::<SequenceState>() + state.layers.capacity() * size_of::<LayerState>();
+        self.report.page_table_bytes += structs as u64;
+        for (layer, formats) in state.layers.iter().zip(&self.cache.stages.formats) {
+            self.report.page_table_bytes +=
+                (layer.heads.capacity() * size_of::<HeadState>()) as u64;
+            for head in &layer.heads {
+                self.report.index_bytes += (head.scores.capacity() * size_of::<f32>()) as u64;
+                self.report.rows_seen += u64::from(head.n_seen);
+                self.report.rows_live += head.live_positions().len() as u64;
+                for (class, format) in
+                    Class::ALL
+                        .into_iter()
+                        .zip([&formats.coded, &formats.exact, &formats.frozen])
+                {
+                    let table = &head.tables[class as usize];
+                    self.report.page_table_bytes += table.table_bytes();
+                    for page in table.pages() {
+                        self.page(class, page, format);
+                    }
+                }
+            }
+        }
+    }
+
+    fn page(&mut self, class: Class, page: &Page, format: &PairFormat) {
+        for side in [Side::K, Side::V] {
+            let f = format.side(side);
+            let (id, used) = match page.side(side) {
+                PageBytes::Raw(id) => (id, page.n_rows() * f.row_bytes()),
+                PageBytes::Packed { id, len } => (id, len as usize),
+                PageBytes::Parked { .. } => continue,
+            };
+            if !self.seen.insert(id) {
+                continue;
+            }
+            let slack = self.cache.store.page_bytes(id) - used;
+            self.report.slack_bytes += slack as u64;
+            if class != Class::Coded {
+                self.report.exact_bytes += used as u64;
+                continue;
+            }
+            let scales = match page.side(side) {
+                PageBytes::Raw(_) => page.n_rows() * f.codec.scale_bytes(f.dim),
+                _ => 0,
+            };
+            self.report.scale_bytes += scales as u64;
+            self.report.payload_bytes += (used - scales) as u64;
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Where bytes live: the [`PageStore`] that owns every page of a cache, and the tier that parked pages go to.
+//!
+//! Invariants: a page is reached through its id alone; a page shared by forks is copied before it is written; bytes are
+//! those of the buffers that exist, counted once however many sequences share them.
+
+use std::collections::BTreeMap;
+
+use super::CacheError;
+use super::stage::{Backing, Slot};
+
+/// Names a page of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PageId(u32);
+
+impl PageId {
+    /// The id with that number, for stores of other memories.
+    pub fn new(index: u32) -> Self {
+        Self(index)
+    }
+
+    /// The id's number.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Owns pages in one memory (host, or a device).
+pub trait PageStore: Send + Sync {
+    /// A page of `bytes` zero bytes, owned once.
+    fn alloc(&mut self, bytes: usize) -> PageId;
+    /// Grows or shrinks a page that is owned once; kept bytes stay as they are.
+    fn resize(&mut self, id: PageId, bytes: usize);
+    /// Writes `data` at `offset` of a page that is owned once.
+    fn write(&mut self, id: PageId, offset: usize, data: &[u8]);
+    /// Copies bytes from `offset` on into `out`.
+    fn read(&self, id: PageId, offset: usize, out: &mut [u8]);
+    /// The page as a host slice, where the memory is the host's.
+    fn view(&self, id: PageId) -> Option<&[u8]>;
+    /// Adds an owner.
+    fn share(&mut self, id: PageId);
+    /// A page with the same bytes that is owned once: the page itself, or a copy that replaces one ownership.
+    fn unshare(&mut self, id: PageId) -> PageId;
+    /// Gives one ownership back; the last one frees the page.
+    fn free(&mut self, id: PageId);
+    /// Allocated bytes of a page.
+    fn page_bytes(&self, id: PageId) -> usize;
+    /// Allocated bytes of all pages.
+    fn bytes(&self) -> u64;
+    /// Bytes of the store's own tables.
+    fn bookkeeping_bytes(&self) -> u64;
+}
+
+#[derive(Debug, Default)]
+struct HostPage {
+    data: Vec<u8>,
+    owners: u32,
+}
+
+/// Pages in host memory.
+#[derive(Debug, Default)]
+pub struct HostStore {
+    pages: Vec<HostPage>,
+    free: Vec<u32>,
+}
+
+impl PageStore for HostStore {
+    fn alloc(&mut self, bytes: usize) -> PageId {
+        let page = HostPage {
+            data: vec![0; bytes],
+            owners: 1,
+        };
+        if let Some(i) = self.free.pop() {
+            self.pages[i as usize] = page;
+            return PageId(i);
+        }
+        self.pages.push(page);
+        PageId(self.pages.len() as u32 - 1)
+    }
+
+    fn resize(&mut self, id: PageId, bytes: usize) {
+        let data = &mut self.pages[id.index()].data;
+        data.reserve_exact(bytes.saturating_sub(data.len()));
+        data.resize(bytes, 0);
+        data.shrink_to_fit();
+    }
+
+    fn write(&mut self, id: PageId, offset: usize, data: &[u8]) {
+        self.pages[id.index()].data[offset..offset + data.len()].copy_from_slice(data);
+    }
+
+    fn read(&self, id: PageId, offset: usize, out: &mut [u8]) {
+        out.copy_from_slice(&self.pages[id.index()].data[offset..offset + out.len()]);
+    }
+
+    fn view(&self, id: PageId) -> Option<&[u8]> {
+        Some(&self.pages[id.index()].data)
+    }
+
+    fn share(&mut self, id: PageId) {
+        self.pages[id.index()].owners += 1;
+    }
+
+    fn unshare(&mut self, id: PageId) -> PageId {
+        if self.pages[id.index()].owners == 1 {
+            return id;
+        }
+        let data = self.pages[id.index()].data.clone();
+        self.free(id);
+        let copy = self.alloc(0);
+        self.pages[copy.index()].data = data;
+        copy
+    }
+
+    fn free(&mut self, id: PageId) {
+        let page = &mut self.pages[id.index()];
+        page.owners -= 1;
+        if page.owners == 0 {
+            page.data = Vec::new();
+            self.free.push(id.0);
+        }
+    }
+
+    fn page_bytes(&self, id: PageId) -> usize {
+        self.pages[id.index()].data.capacity()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.pages.iter().map(|p| p.data.capacity() as u64).sum()
+    }
+
+    fn bookkeeping_bytes(&self) -> u64 {
+        (self.pages.capacity() * size_of::<HostPage>() + self.free.capacity() * size_of::<u32>())
+            as u64
+    }
+}
+
+/// A backing tier whose slots may be shared by forks.
+pub struct Tier {
+    backing: Box<dyn Backing>,
+    owners: BTreeMap<Slot, u32>,
+}
+
+impl Tier {
+    /// An empty tier.
+    pub fn new(backing: Box<dyn Backing>) -> Self {
+        Self {
+            backing,
+            owners: BTreeMap::new(),
+        }
+    }
+
+    /// Stores bytes in a slot that is owned once.
+    pub fn park(&mut self, bytes: &[u8]) -> Result<Slot, CacheError> {
+        let slot = self.backing.park(bytes)?;
+        self.owners.insert(slot, 1);
+        Ok(slot)
+    }
+
+    /// Reads a slot.
+    pub fn fetch(&self, slot: Slot, out: &mut [u8]) -> Result<(), CacheError> {
+        self.backing.fetch(slot, out)
+    }
+
+    /// Announces reads.
+    pub fn prefetch(&self, slots: &[Slot]) {
+        self.backing.prefetch(slots);
+    }
+
+    /// Adds an owner.
+    pub fn share(&mut self, slot: Slot) {
+        *self.owners.entry(slot).or_insert(0) += 1;
+    }
+
+    /// Gives one ownership back.
+    pub fn free(&mut self, slot: Slot) {
+        if let Some(n) = self.owners.get_mut(&slot) {
+            *n -= 1;
+            if *n == 0 {
+                self.owners.remove(&slot);
+                self.backing.discard(slot);
+            }
+        }
+    }
+
+    /// Bytes in the tier.
+    pub fn bytes(&self) -> u64 {
+        self.backing.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_page_is_copied_before_it_is_written() {
+        let mut store = HostStore::default();
+        let a = store.alloc(4);
+        store.write(a, 0, &[1, 2, 3, 4]);
+        store.share(a);
+        let b = store.unshare(a);
+        assert_ne!(a, b);
+        store.write(b, 0, &[9]);
+        let mut out = [0; 4];
+        store.read(a, 0, &mut out);
+        assert_eq!(out, [1, 2, 3, 4]);
+        store.read(b, 0, &mut out);
+        assert_eq!(out, [9, 2, 3, 4]);
+        assert_eq!(store.bytes(), 8);
+        store.free(a);
+        assert_eq!(store.bytes(), 4);
+        assert_eq!(store.unshare(b), b);
+    }
+}

@@ -1,0 +1,446 @@
+//! [`StagedCache`]: the one cache, made of a strategy's stages.
+//!
+//! Invariants: row-wise work (rotation, projection, encoding of rows that reach the tail's end) happens in `append`,
+//! before `attend`; everything that removes rows happens in `commit`; decisions of retention are taken once per
+//! position, in order, so that a chunk equals decoding.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use rayon::prelude::*;
+
+use super::append::{Appender, check_span};
+use super::attention::{HeadView, Scratch, Tile};
+use super::pages::{HostStore, PageStore, Tier};
+use super::sequence::{HeadState, Phase, SequenceState};
+use super::stage::{LiveRows, Moment};
+use super::stages::{Materials, Stages};
+use super::strategy::Strategy;
+use super::table::{Places, Reader};
+use super::types::{Admission, Batch, Continuation, Geometry, MemoryReport, Rows, SeqId, Span};
+use super::visibility::{Class, Rules};
+use super::{CacheError, KvCache, Needs, RANGE};
+
+/// Query tokens per attention task.
+const TILE: usize = 128;
+
+/// The cache of one strategy for one model.
+pub struct StagedCache {
+    pub(super) geometry: Geometry,
+    pub(super) stages: Stages,
+    pub(super) store: Box<dyn PageStore>,
+    pub(super) tier: Option<Tier>,
+    pub(super) sequences: BTreeMap<SeqId, SequenceState>,
+    scratch: Mutex<Vec<Scratch>>,
+}
+
+impl StagedCache {
+    /// Builds a strategy's cache in host memory.
+    pub fn new(strategy: &Strategy, materials: Materials<'_>) -> Result<Self, CacheError> {
+        Self::with_store(strategy, materials, Box::new(HostStore::default()))
+    }
+
+    /// Builds a strategy's cache over another memory.
+    pub fn with_store(
+        strategy: &Strategy,
+        materials: Materials<'_>,
+        store: Box<dyn PageStore>,
+    ) -> Result<Self, CacheError> {
+        let stages = Stages::build(strategy, materials)?;
+        let tier = match &stages.place {
+            Some(place) => Some(Tier::new(place.open()?)),
+            None => None,
+        };
+        Ok(Self {
+            geometry: materials.geometry.clone(),
+            stages,
+            store,
+            tier,
+            sequences: BTreeMap::new(),
+            scratch: Mutex::new(Vec::new()),
+        })
+    }
+
+    fn sequence(&self, seq: SeqId) -> Result<&SequenceState, CacheError> {
+        self.sequences
+            .get(&seq)
+            .ok_or(CacheError::UnknownSequence(seq.0))
+    }
+
+    /// The visibility rules of one layer of a sequence.
+    pub(super) fn rules(&self, state: &SequenceState, layer: usize) -> Rules {
+        Rules {
+            tail: self.stages.tail,
+            sinks: self.stages.sinks,
+            frozen_from: state.frozen_from,
+            window: self.geometry.layers[layer].window,
+        }
+    }
+
+    /// Runs `work` on a sequence that is taken out meanwhile, with access to the pages.
+    pub(super) fn with_sequence<T>(
+        &mut self,
+        seq: SeqId,
+        work: impl FnOnce(
+            &Stages,
+            &Geometry,
+            &mut SequenceState,
+            &mut Places<'_>,
+        ) -> Result<T, CacheError>,
+    ) -> Result<T, CacheError> {
+        let state = self
+            .sequences
+            .get_mut(&seq)
+            .ok_or(CacheError::UnknownSequence(seq.0))?;
+        let mut places = Places {
+            store: self.store.as_mut(),
+            tier: &mut self.tier,
+            packer: self.stages.pack.as_deref(),
+        };
+        work(&self.stages, &self.geometry, state, &mut places)
+    }
+
+    fn attend_span(
+        &self,
+        layer: usize,
+        span: &Span,
+        q: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), CacheError> {
+        let g = &self.geometry.layers[layer];
+        let state = self.sequence(span.seq)?;
+        let (group, d, row) = (g.group(), g.head_dim, g.n_heads * g.head_dim);
+        let rules = self.rules(state, layer);
+        let tiles: Vec<(usize, usize)> = (0..g.n_kv_heads)
+            .flat_map(|h| (0..span.n_tokens()).step_by(TILE).map(move |t| (h, t)))
+            .collect();
+        let outputs: Vec<Result<Vec<f32>, CacheError>> = tiles
+            .par_iter()
+            .map(|&(head, t0)| {
+                let n = TILE.min(span.n_tokens() - t0);
+                let at = |t: usize| (t0 + t) * row + head * group * d;
+                let tile_q: Vec<f32> = (0..n)
+                    .flat_map(|t| q[at(t)..at(t) + group * d].iter().copied())
+                    .collect();
+                let mut tile_out = vec![0.0; tile_q.len()];
+                let head_state = &state.layers[layer].heads[head];
+                let formats = &self.stages.formats[layer];
+                let [coded, exact, frozen] = &head_state.tables;
+                let view = HeadView {
+                    tables: [
+                        (coded, &formats.coded),
+                        (exact, &formats.exact),
+                        (frozen, &formats.frozen),
+                    ],
+                    dying: &head_state.dying,
+                    rules,
+                    layer,
+                    head,
+                    geometry: g,
+                    stages: &self.stages,
+                    reader: Reader {
+                        store: self.store.as_ref(),
+                        tier: self.tier.as_ref(),
+                        packer: self.stages.pack.as_deref(),
+                    },
+                };
+                let mut scratch = self.take_scratch();
+                let first = span.positions.start + t0 as u32;
+                let done = scratch.attend(
+                    view,
+                    Tile {
+                        first,
+                        q: &tile_q,
+                        out: &mut tile_out,
+                    },
+                );
+                self.give_scratch(scratch);
+                done.map(|()| tile_out)
+            })
+            .collect();
+        for (&(head, t0), tile_out) in tiles.iter().zip(outputs) {
+            for (t, values) in tile_out?.chunks_exact(group * d).enumerate() {
+                let at = (t0 + t) * row + head * group * d;
+                out[at..at + group * d].copy_from_slice(values);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_scratch(&self) -> Scratch {
+        self.scratch
+            .lock()
+            .ok()
+            .and_then(|mut s| s.pop())
+            .unwrap_or_default()
+    }
+
+    fn give_scratch(&self, scratch: Scratch) {
+        if let Ok(mut pool) = self.scratch.lock() {
+            pool.push(scratch);
+        }
+    }
+
+    fn shape(what: &'static str, got: usize, expected: usize) -> Result<(), CacheError> {
+        if got == expected {
+            Ok(())
+        } else {
+            Err(CacheError::Shape {
+                what,
+                got,
+                expected,
+            })
+        }
+    }
+}
+
+impl KvCache for StagedCache {
+    fn needs(&self) -> Needs {
+        self.stages.needs()
+    }
+
+    fn admit(&mut self, seq: SeqId, admission: Admission) -> Result<(), CacheError> {
+        if self.sequences.contains_key(&seq) {
+            return Err(CacheError::SequenceExists(seq.0));
+        }
+        let phase = match admission {
+            Admission::Streaming => Phase::Decoding,
+            Admission::Context => Phase::Context,
+        };
+        let heads = self.geometry.layers.iter().map(|l| l.n_kv_heads);
+        self.sequences.insert(seq, SequenceState::new(phase, heads));
+        Ok(())
+    }
+
+    fn append(&mut self, layer: usize, batch: &Batch, rows: Rows<'_>) -> Result<(), CacheError> {
+        let g = &self.geometry.layers[layer];
+        let width = g.n_kv_heads * g.head_dim;
+        Self::shape("K rows", rows.k.len(), batch.n_rows() * width)?;
+        Self::shape("V rows", rows.v.len(), batch.n_rows() * width)?;
+        for span in batch.spans() {
+            let at = span.first_row * width..(span.first_row + span.n_tokens()) * width;
+            let (k, v) = (&rows.k[at.clone()], &rows.v[at]);
+            let rules = self.rules(self.sequence(span.seq)?, layer);
+            self.with_sequence(span.seq, |stages, geometry, state, places| {
+                check_span(&geometry.layers[layer], state, layer, span)?;
+                Appender {
+                    stages,
+                    geometry: &geometry.layers[layer],
+                    layer,
+                    rules,
+                }
+                .append(state, places, span, (k, v))
+            })?;
+        }
+        Ok(())
+    }
+
+    fn attend(
+        &mut self,
+        layer: usize,
+        batch: &Batch,
+        q: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), CacheError> {
+        let g = &self.geometry.layers[layer];
+        let width = g.n_heads * g.head_dim;
+        Self::shape("queries", q.len(), batch.n_rows() * width)?;
+        Self::shape("attention output", out.len(), batch.n_rows() * width)?;
+        for span in batch.spans() {
+            let at = span.first_row * width..(span.first_row + span.n_tokens()) * width;
+            self.attend_span(layer, span, &q[at.clone()], &mut out[at])?;
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, batch: &Batch) -> Result<(), CacheError> {
+        for span in batch.spans() {
+            let window = self
+                .geometry
+                .layers
+                .iter()
+                .map(|l| l.window)
+                .collect::<Vec<_>>();
+            self.with_sequence(span.seq, |stages, _, state, places| {
+                state.len = span.positions.end;
+                for (layer, window) in window.iter().enumerate() {
+                    commit_layer(stages, state, places, (layer, *window))?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn compress(&mut self, seq: SeqId, continuation: Continuation) -> Result<(), CacheError> {
+        self.with_sequence(seq, |stages, geometry, state, places| {
+            let len = state.len;
+            if let (Phase::Context, Some(retain)) = (state.phase, &stages.retain) {
+                for layer in 0..geometry.layers.len() {
+                    let window = geometry.layers[layer].window;
+                    for head in &mut state.layers[layer].heads {
+                        let positions = head.live_positions();
+                        let live = LiveRows {
+                            positions: &positions,
+                            scores: &head.scores,
+                            n_seen: len,
+                            moment: Moment::CompressionPoint,
+                        };
+                        for i in retain.evict(live) {
+                            head.dying.insert(positions[i], len);
+                        }
+                    }
+                    commit_layer(stages, state, places, (layer, window))?;
+                }
+            }
+            state.phase = Phase::Decoding;
+            if continuation == Continuation::Exact {
+                state.frozen_from = Some(len);
+            }
+            Ok(())
+        })
+    }
+
+    fn fork(&mut self, from: SeqId, to: SeqId) -> Result<(), CacheError> {
+        if self.sequences.contains_key(&to) {
+            return Err(CacheError::SequenceExists(to.0));
+        }
+        let copy = self.with_sequence(from, |_, _, state, places| Ok(state.fork(places)))?;
+        self.sequences.insert(to, copy);
+        Ok(())
+    }
+
+    fn truncate(&mut self, seq: SeqId, len: u32) -> Result<(), CacheError> {
+        self.with_sequence(seq, |stages, _, state, places| {
+            truncate(stages, state, places, (seq, len))
+        })
+    }
+
+    fn release(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.with_sequence(seq, |_, _, state, places| {
+            for head in state.heads_mut() {
+                for table in &mut head.tables {
+                    table.clear(places);
+                }
+            }
+            Ok(())
+        })?;
+        self.sequences.remove(&seq);
+        Ok(())
+    }
+
+    fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        Ok(self.sequence(seq)?.len)
+    }
+
+    fn memory(&self) -> MemoryReport {
+        let scratch = self
+            .scratch
+            .lock()
+            .map(|s| s.iter().map(Scratch::bytes).sum())
+            .unwrap_or(0);
+        super::memory::report(self, scratch)
+    }
+}
+
+/// Rows that no later query may see leave one layer, and finished pages seal.
+fn commit_layer(
+    stages: &Stages,
+    state: &mut SequenceState,
+    places: &mut Places<'_>,
+    (layer, window): (usize, Option<u32>),
+) -> Result<(), CacheError> {
+    let next = state.len;
+    let frozen_from = state.frozen_from;
+    let rules = Rules {
+        tail: stages.tail,
+        sinks: stages.sinks,
+        frozen_from,
+        window,
+    };
+    let formats = &stages.formats[layer];
+    // A sliding window drops whole pages, so that a step costs nothing between them.
+    let window_start =
+        window.map_or(0, |w| (next + 1).saturating_sub(w)) / RANGE as u32 * RANGE as u32;
+    let coded_end = state.layers[layer].coded_end;
+    let mut earliest = state.earliest;
+    for head in &mut state.layers[layer].heads {
+        let evicted = !head.dying.is_empty();
+        let dying = std::mem::take(&mut head.dying);
+        if evicted && !head.scores.is_empty() {
+            let positions = head.live_positions();
+            let mut kept = positions.iter().map(|p| !dying.contains_key(p));
+            head.scores.retain(|_| kept.next().unwrap_or(true));
+            head.scores
+                .shrink_to(head.scores.len().next_multiple_of(RANGE));
+        }
+        let gone = |p: u32| dying.contains_key(&p) || p < window_start;
+        let mut n_gone = head
+            .table(Class::Coded)
+            .remove(places, &formats.coded, gone)?;
+        let aged = |p: u32| {
+            gone(p) || rules.coded_from(p).is_some_and(|from| from < next) && p < coded_end
+        };
+        n_gone += head
+            .table(Class::Exact)
+            .remove(places, &formats.exact, aged)?;
+        n_gone += head
+            .table(Class::Frozen)
+            .remove(places, &formats.frozen, |p| p < window_start)?;
+        if n_gone > 0 && (evicted || window_start > 0) {
+            earliest = next;
+        }
+        head.table(Class::Coded)
+            .seal(places, &formats.coded, coded_end)?;
+    }
+    state.earliest = earliest;
+    Ok(())
+}
+
+fn truncate(
+    stages: &Stages,
+    state: &mut SequenceState,
+    places: &mut Places<'_>,
+    (seq, len): (SeqId, u32),
+) -> Result<(), CacheError> {
+    if len >= state.len {
+        return Ok(());
+    }
+    let mut earliest = state.earliest.max(state.frozen_from.unwrap_or(0));
+    for layer in &state.layers {
+        // A coded row younger than the tail would have to be exact again.
+        if stages.tail > 0 && layer.coded_end > stages.sinks {
+            earliest = earliest.max(layer.coded_end + stages.tail);
+        }
+    }
+    if len < earliest {
+        return Err(CacheError::Irreversible {
+            seq: seq.0,
+            asked: len,
+            earliest,
+        });
+    }
+    for (layer, formats) in state.layers.iter_mut().zip(&stages.formats) {
+        for head in &mut layer.heads {
+            let live = head.live_positions().iter().filter(|&&p| p < len).count();
+            head.scores.truncate(live);
+            for (class, format) in
+                Class::ALL
+                    .into_iter()
+                    .zip([&formats.coded, &formats.exact, &formats.frozen])
+            {
+                head.table(class).remove(places, format, |p| p >= len)?;
+            }
+            head.n_seen = len;
+        }
+        layer.coded_end = layer.coded_end.min(len);
+    }
+    state.len = len;
+    Ok(())
+}
+
+/// Keeps the compiler honest about sharing heads between threads.
+const _: fn() = || {
+    fn is_sync<T: Sync>() {}
+    is_sync::<HeadState>();
+};

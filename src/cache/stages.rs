@@ -1,0 +1,286 @@
+//! A strategy's stages, built for one model: what the pipeline runs.
+//!
+//! Invariant: everything here is immutable and shared by all sequences of a cache.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::stage::{
+    BuildContext, Calibration, KeyForm, Kind, Packer, Params, Placement, Projection, Retention,
+    RowCodec, Side, Stage, StageError, find,
+};
+use super::strategy::{ExactFormat, StageSpec, Strategy};
+use super::table::{PairFormat, RowFormat};
+use super::{Geometry, Needs};
+
+/// Maps applied in order.
+#[derive(Clone, Default)]
+pub struct Chain {
+    maps: Vec<Arc<dyn Projection>>,
+}
+
+impl Chain {
+    /// No map at all.
+    pub fn is_identity(&self) -> bool {
+        self.maps.is_empty()
+    }
+
+    /// Channels after the last map.
+    pub fn output_dim(&self, dim: usize) -> usize {
+        self.maps.iter().fold(dim, |d, m| m.output_dim(d))
+    }
+
+    /// The row after all maps.
+    pub fn forward(&self, layer: usize, head: usize, x: &[f32]) -> Vec<f32> {
+        self.fold(
+            x.to_vec(),
+            |m, d| m.output_dim(d),
+            |m, x, z| m.forward(layer, head, x, z),
+        )
+    }
+
+    /// The query after all maps, so that its product with a mapped row is that with the expanded row.
+    pub fn absorb(&self, layer: usize, head: usize, q: &[f32]) -> Vec<f32> {
+        self.fold(
+            q.to_vec(),
+            |m, d| m.output_dim(d),
+            |m, q, out| m.absorb(layer, head, q, out),
+        )
+    }
+
+    fn fold(
+        &self,
+        first: Vec<f32>,
+        dim: impl Fn(&dyn Projection, usize) -> usize,
+        apply: impl Fn(&dyn Projection, &[f32], &mut [f32]),
+    ) -> Vec<f32> {
+        self.maps.iter().fold(first, |x, m| {
+            let mut z = vec![0.0; dim(m.as_ref(), x.len())];
+            apply(m.as_ref(), &x, &mut z);
+            z
+        })
+    }
+
+    /// The best guess at the row before all maps; `dim` is its length.
+    pub fn expand(&self, layer: usize, head: usize, z: &[f32], dim: usize) -> Vec<f32> {
+        let mut dims = vec![dim];
+        for m in &self.maps {
+            dims.push(m.output_dim(dims[dims.len() - 1]));
+        }
+        self.maps
+            .iter()
+            .enumerate()
+            .rev()
+            .fold(z.to_vec(), |z, (i, m)| {
+                let mut x = vec![0.0; dims[i]];
+                m.expand(layer, head, &z, &mut x);
+                x
+            })
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.maps.iter().map(|m| m.weight_bytes()).sum()
+    }
+}
+
+/// Formats of one layer's rows.
+#[derive(Clone)]
+pub struct LayerFormats {
+    /// Coded rows (after projection).
+    pub coded: PairFormat,
+    /// Sinks and tail.
+    pub exact: PairFormat,
+    /// Rows of an exact continuation.
+    pub frozen: PairFormat,
+}
+
+/// A strategy built for a model.
+#[derive(Clone)]
+pub struct Stages {
+    /// Which rows live.
+    pub retain: Option<Arc<dyn Retention>>,
+    /// Maps of K.
+    pub project_k: Chain,
+    /// Maps of V.
+    pub project_v: Chain,
+    /// Packer of sealed pages.
+    pub pack: Option<Arc<dyn Packer>>,
+    /// Tier of sealed pages.
+    pub place: Option<Arc<dyn Placement>>,
+    /// Form of stored keys.
+    pub keys: KeyForm,
+    /// Newest rows that stay exact.
+    pub tail: u32,
+    /// First rows that stay exact.
+    pub sinks: u32,
+    /// Per layer.
+    pub formats: Vec<LayerFormats>,
+    table_bytes: u64,
+}
+
+/// What stages are built from besides the strategy.
+#[derive(Debug, Clone, Copy)]
+pub struct Materials<'a> {
+    /// The model's attention layers.
+    pub geometry: &'a Geometry,
+    /// Statistics of a calibration text.
+    pub calibration: Option<&'a Calibration>,
+    /// Directory for backing files; the system's temporary directory if `None`.
+    pub backing_dir: Option<&'a PathBuf>,
+}
+
+struct Builder<'a> {
+    strategy: &'a Strategy,
+    materials: Materials<'a>,
+}
+
+impl Builder<'_> {
+    fn stage(&self, kind: Kind, spec: &StageSpec, side: Side) -> Result<Stage, StageError> {
+        let def = find(kind, &spec.name)?;
+        let params =
+            Params::resolve(def, &spec.params).map_err(|problems| StageError::Parameter {
+                kind,
+                name: spec.name.clone(),
+                problem: problems
+                    .into_iter()
+                    .map(|(_, m)| m)
+                    .collect::<Vec<_>>()
+                    .join("; "),
+            })?;
+        let context = BuildContext {
+            geometry: self.materials.geometry,
+            keys: self.strategy.keys,
+            side,
+            calibration: self.materials.calibration,
+            backing_dir: self.materials.backing_dir,
+        };
+        (def.build)(&params, &context)
+    }
+
+    fn codec(&self, spec: &StageSpec, side: Side) -> Result<Arc<dyn RowCodec>, StageError> {
+        match self.stage(Kind::Encode, spec, side)? {
+            Stage::Encode(codec) => Ok(codec),
+            _ => Err(wrong_kind(Kind::Encode, spec)),
+        }
+    }
+
+    fn chain(&self, specs: &[StageSpec], side: Side) -> Result<Chain, StageError> {
+        let mut maps = Vec::new();
+        for spec in specs {
+            match self.stage(Kind::Project, spec, side)? {
+                Stage::Project(map) => maps.push(map),
+                _ => return Err(wrong_kind(Kind::Project, spec)),
+            }
+        }
+        Ok(Chain { maps })
+    }
+}
+
+fn wrong_kind(kind: Kind, spec: &StageSpec) -> StageError {
+    StageError::Parameter {
+        kind,
+        name: spec.name.clone(),
+        problem: format!("its constructor did not build a {kind} stage"),
+    }
+}
+
+impl Stages {
+    /// Builds every stage of a strategy.
+    pub fn build(strategy: &Strategy, materials: Materials<'_>) -> Result<Self, StageError> {
+        let b = Builder {
+            strategy,
+            materials,
+        };
+        let (k, v) = (
+            b.codec(&strategy.encode_k, Side::K)?,
+            b.codec(&strategy.encode_v, Side::V)?,
+        );
+        let exact = b.codec(
+            &StageSpec::plain(match strategy.exact {
+                ExactFormat::F16 => "f16",
+                ExactFormat::F32 => "f32",
+            }),
+            Side::K,
+        )?;
+        let f32_codec = b.codec(&StageSpec::plain("f32"), Side::K)?;
+        let project_k = b.chain(&strategy.project_k, Side::K)?;
+        let project_v = b.chain(&strategy.project_v, Side::V)?;
+        let format = |codec: &Arc<dyn RowCodec>, dim| RowFormat {
+            codec: Arc::clone(codec),
+            dim,
+        };
+        let formats = materials
+            .geometry
+            .layers
+            .iter()
+            .map(|layer| {
+                let d = layer.head_dim;
+                LayerFormats {
+                    coded: PairFormat {
+                        k: format(&k, project_k.output_dim(d)),
+                        v: format(&v, project_v.output_dim(d)),
+                    },
+                    exact: PairFormat {
+                        k: format(&exact, d),
+                        v: format(&exact, d),
+                    },
+                    frozen: PairFormat {
+                        k: format(&f32_codec, d),
+                        v: format(&f32_codec, d),
+                    },
+                }
+            })
+            .collect();
+        let retain = match &strategy.retain {
+            Some(spec) => match b.stage(Kind::Retain, spec, Side::K)? {
+                Stage::Retain(r) => Some(r),
+                _ => return Err(wrong_kind(Kind::Retain, spec)),
+            },
+            None => None,
+        };
+        let pack = match &strategy.pack {
+            Some(spec) => match b.stage(Kind::Pack, spec, Side::K)? {
+                Stage::Pack(p) => Some(p),
+                _ => return Err(wrong_kind(Kind::Pack, spec)),
+            },
+            None => None,
+        };
+        let place = match &strategy.place {
+            Some(spec) => match b.stage(Kind::Place, spec, Side::K)? {
+                Stage::Place(p) => Some(p),
+                _ => return Err(wrong_kind(Kind::Place, spec)),
+            },
+            None => None,
+        };
+        let table_bytes = k.table_bytes() + v.table_bytes();
+        Ok(Self {
+            retain,
+            project_k,
+            project_v,
+            pack,
+            place,
+            keys: strategy.keys,
+            tail: u32::try_from(strategy.tail).unwrap_or(u32::MAX),
+            sinks: u32::try_from(strategy.sinks).unwrap_or(u32::MAX),
+            formats,
+            table_bytes,
+        })
+    }
+
+    /// What the stages ask of the engine, together.
+    pub fn needs(&self) -> Needs {
+        self.retain
+            .as_ref()
+            .map_or_else(Needs::default, |r| r.needs())
+    }
+
+    /// Bytes of projection weights.
+    pub fn projection_bytes(&self) -> u64 {
+        self.project_k.weight_bytes() + self.project_v.weight_bytes()
+    }
+
+    /// Bytes of codebooks.
+    pub fn table_bytes(&self) -> u64 {
+        self.table_bytes
+    }
+}
