@@ -137,9 +137,139 @@ multiversion! {
     pub fn axpy_rows(p: &[f32], rows: &[f32], acc: &mut [f32]) = axpy_rows_body;
 }
 
+#[inline(always)]
+fn add_body(x: &mut [f32], y: &[f32]) {
+    for (x, &y) in x.iter_mut().zip(y) {
+        *x += y;
+    }
+}
+
+multiversion! {
+    /// x += y.
+    pub fn add(x: &mut [f32], y: &[f32]) = add_body;
+}
+
+#[inline(always)]
+fn rms_norm_body(x: &mut [f32], weight: &[f32], eps: f32) {
+    let mut lanes = [0.0f32; LANES];
+    let chunks = x.chunks_exact(LANES);
+    for (s, &v) in lanes.iter_mut().zip(chunks.remainder()) {
+        *s = v * v;
+    }
+    for c in chunks {
+        for (s, &v) in lanes.iter_mut().zip(c) {
+            *s = v.mul_add(v, *s);
+        }
+    }
+    let scale = 1.0 / (sum_lanes(&lanes) / x.len() as f32 + eps).sqrt();
+    for (x, &w) in x.iter_mut().zip(weight) {
+        *x = *x * scale * w;
+    }
+}
+
+multiversion! {
+    /// x ← x / √(mean(x²) + eps) · weight, for one row.
+    pub fn rms_norm(x: &mut [f32], weight: &[f32], eps: f32) = rms_norm_body;
+}
+
+/// 1 / (1 + e^−x), by the exponential of −|x| alone, which can't overflow.
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    let e = exp_nonpositive(-x.abs());
+    let numerator = if x >= 0.0 { 1.0 } else { e };
+    numerator / (1.0 + e)
+}
+
+#[inline(always)]
+fn silu_mul_body(gate: &mut [f32], up: &[f32]) {
+    for (g, &u) in gate.iter_mut().zip(up) {
+        *g = *g * sigmoid(*g) * u;
+    }
+}
+
+multiversion! {
+    /// gate ← gate · sigmoid(gate) · up.
+    pub fn silu_mul(gate: &mut [f32], up: &[f32]) = silu_mul_body;
+}
+
+// GELU's tanh form: √(2/π) and the cubic's factor (Hendrycks and Gimpel 2016).
+const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+const CUBIC: f32 = 0.044_715;
+
+#[inline(always)]
+fn gelu_tanh_mul_body(gate: &mut [f32], up: &[f32]) {
+    for (g, &u) in gate.iter_mut().zip(up) {
+        let x = *g;
+        // x/2 · (1 + tanh t) = x · sigmoid(2t).
+        let t = SQRT_2_OVER_PI * x * (CUBIC * x).mul_add(x, 1.0);
+        *g = x * sigmoid(2.0 * t) * u;
+    }
+}
+
+multiversion! {
+    /// gate ← GELU(gate) · up, GELU in its tanh form.
+    pub fn gelu_tanh_mul(gate: &mut [f32], up: &[f32]) = gelu_tanh_mul_body;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn values(n: usize) -> Vec<f32> {
+        (0..n)
+            .map(|i| ((i * 37 % 101) as f32) * 0.19 - 9.5)
+            .collect()
+    }
+
+    #[test]
+    fn activations_and_norm_match_f64_and_the_bodies() {
+        let (x, up) = (
+            values(133),
+            values(133).into_iter().rev().collect::<Vec<_>>(),
+        );
+        type Gate = fn(&mut [f32], &[f32]);
+        type Exact = fn(f64) -> f64;
+        let cases: [(Gate, Gate, Exact); 2] = [
+            (silu_mul, silu_mul_body, |x| x / (1.0 + (-x).exp())),
+            (gelu_tanh_mul, gelu_tanh_mul_body, |x| {
+                let t = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+                0.5 * x * (1.0 + t.tanh())
+            }),
+        ];
+        for (fast, body, exact) in cases {
+            let (mut a, mut b) = (x.clone(), x.clone());
+            fast(&mut a, &up);
+            body(&mut b, &up);
+            assert_eq!(a, b);
+            for ((&got, &x), &u) in a.iter().zip(&x).zip(&up) {
+                let want = exact(f64::from(x)) * f64::from(u);
+                assert!(
+                    (f64::from(got) - want).abs() <= 1e-6 * (1.0 + want.abs()),
+                    "{x}: {got} {want}"
+                );
+            }
+        }
+        let (mut a, mut b) = (x.clone(), x.clone());
+        rms_norm(&mut a, &up, 1e-5);
+        rms_norm_body(&mut b, &up, 1e-5);
+        assert_eq!(a, b);
+        let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / x.len() as f64;
+        for ((&got, &x), &w) in a.iter().zip(&x).zip(&up) {
+            let want = f64::from(x) / (mean + 1e-5).sqrt() * f64::from(w);
+            assert!((f64::from(got) - want).abs() <= 1e-5, "{x}: {got} {want}");
+        }
+    }
+
+    #[test]
+    fn activations_saturate_without_nan() {
+        let mut x = [-1e30f32, -200.0, 0.0, 200.0, 1e30];
+        let up = [1.0; 5];
+        silu_mul(&mut x, &up);
+        assert_eq!(x, [0.0, 0.0, 0.0, 200.0, 1e30].map(|v: f32| v));
+        let mut x = [-200.0f32, 0.0, 200.0];
+        gelu_tanh_mul(&mut x, &up[..3]);
+        assert_eq!(x, [0.0, 0.0, 200.0]);
+    }
 
     #[test]
     fn exp_is_within_two_ulp() {
