@@ -1,0 +1,228 @@
+//! What every `encode` stage must do, on random rows of all kinds of widths.
+
+use proptest::prelude::*;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::cache::Geometry;
+use crate::cache::encode::{STAGES, blocks};
+use crate::cache::stage::{
+    BuildContext, KeyForm, Params, RowCodec, Side, Stage, StageDef, Tolerance,
+};
+use std::sync::Arc;
+
+fn built(def: &StageDef) -> Arc<dyn RowCodec> {
+    let context = BuildContext {
+        geometry: &Geometry { layers: Vec::new() },
+        keys: KeyForm::PostRope,
+        side: Side::K,
+        calibration: None,
+        backing_dir: None,
+    };
+    match (def.build)(&Params::default(), &context) {
+        Ok(Stage::Encode(codec)) => codec,
+        Ok(_) => panic!("{} is not a codec", def.name),
+        Err(e) => panic!("{}: {e}", def.name),
+    }
+}
+
+fn named(name: &str) -> Arc<dyn RowCodec> {
+    built(STAGES.iter().find(|d| d.name == name).unwrap())
+}
+
+fn normals(n: usize, seed: u64) -> Vec<f32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    (0..n)
+        .map(|_| {
+            let (a, b): (f64, f64) = (1.0 - rng.random::<f64>(), rng.random());
+            ((-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()) as f32
+        })
+        .collect()
+}
+
+fn round_trip(codec: &dyn RowCodec, row: &[f32]) -> (Vec<u8>, Vec<f32>) {
+    let mut bytes = vec![0xa5; codec.row_bytes(row.len())];
+    codec.encode(row, &mut bytes);
+    let mut back = vec![f32::NAN; row.len()];
+    codec.decode(&bytes, &mut back);
+    (bytes, back)
+}
+
+fn relative_error(x: &[f32], y: &[f32]) -> f64 {
+    let sum = |f: &dyn Fn(f64, f64) -> f64| -> f64 {
+        x.iter()
+            .zip(y)
+            .map(|(&a, &b)| f(f64::from(a), f64::from(b)))
+            .sum()
+    };
+    (sum(&|a, b| (a - b) * (a - b)) / sum(&|a, _| a * a)).sqrt()
+}
+
+#[test]
+fn random_rows_stay_within_the_tolerance_and_lossy_formats_lose_something() {
+    for def in STAGES {
+        let codec = built(def);
+        let mut largest = 0.0f64;
+        for (i, dim) in [20, 33, 64, 80, 256]
+            .into_iter()
+            .flat_map(|d| [d; 50])
+            .enumerate()
+        {
+            let row = normals(dim, i as u64);
+            let error = relative_error(&row, &round_trip(&*codec, &row).1);
+            match def.tolerance {
+                Tolerance::Exact => assert_eq!(error, 0.0, "{}", def.name),
+                Tolerance::RelativeL2(bound) => {
+                    assert!(
+                        error < f64::from(bound),
+                        "{} at {dim}: {error} ≥ {bound}",
+                        def.name
+                    );
+                    assert!(error > 0.0, "{} at {dim}: no error", def.name);
+                }
+            }
+            largest = largest.max(error);
+        }
+        // A bound far above what happens would let a broken codec pass.
+        if let Tolerance::RelativeL2(bound) = def.tolerance {
+            assert!(
+                largest > 0.4 * f64::from(bound),
+                "{}: {largest} of {bound}",
+                def.name
+            );
+        }
+    }
+}
+
+#[test]
+fn bytes_of_rows_are_as_documented() {
+    let expected = [
+        ("f32", [80, 132, 256, 320], [0; 4]),
+        ("f16", [40, 66, 128, 160], [0; 4]),
+        ("bf16", [40, 66, 128, 160], [0; 4]),
+        ("fp8_e4m3", [20, 33, 64, 80], [0; 4]),
+        ("q8_0", [34, 68, 68, 102], [2, 4, 4, 6]),
+        ("q4_0", [18, 36, 36, 54], [2, 4, 4, 6]),
+        ("nvfp4", [18, 27, 36, 45], [2, 3, 4, 5]),
+    ];
+    assert_eq!(expected.len(), STAGES.len());
+    for (name, rows, scales) in expected {
+        let codec = named(name);
+        for (i, dim) in [20, 33, 64, 80].into_iter().enumerate() {
+            assert_eq!(codec.row_bytes(dim), rows[i], "{name} {dim}");
+            assert_eq!(codec.scale_bytes(dim), scales[i], "{name} {dim}");
+        }
+        assert_eq!(codec.table_bytes(), 0);
+    }
+}
+
+#[test]
+fn partial_blocks_stay_within_each_channels_bound() {
+    for dim in [20, 33, 80] {
+        for seed in 0..40 {
+            let row = normals(dim, 1000 + seed);
+            let off = |name: &str, bound: &dyn Fn(usize) -> f32| {
+                let (_, back) = round_trip(&*named(name), &row);
+                for (i, (x, y)) in row.iter().zip(&back).enumerate() {
+                    assert!(
+                        (x - y).abs() <= bound(i),
+                        "{name} {dim} channel {i}: {x} {y}"
+                    );
+                }
+            };
+            let amax = |i: usize, block: usize| {
+                let first = i / block * block;
+                let end = (first + block).min(dim);
+                row[first..end].iter().fold(0.0f32, |m, x| m.max(x.abs()))
+            };
+            // A step of the format, plus the f16 rounding of d (2^-11 of the value).
+            off("q4_0", &|i| amax(i, 32) / 8.0 + amax(i, 32) / 2048.0);
+            off("q8_0", &|i| amax(i, 32) / 254.0 + amax(i, 32) / 2000.0);
+            // One scale: amax/6, up to 1/16 more or less in E4M3.
+            off("nvfp4", &|i| amax(i, 16) / 6.0 * 1.0625);
+        }
+    }
+}
+
+#[test]
+fn a_padded_block_has_the_bytes_of_its_padded_row() {
+    for name in ["q8_0", "q4_0", "nvfp4"] {
+        let codec = named(name);
+        let row = normals(33, 7);
+        let padded: [f32; 64] = blocks::padded(&row);
+        let (bytes, back) = round_trip(&*codec, &row);
+        let whole = if name == "nvfp4" { 48 } else { 64 };
+        let (padded_bytes, padded_back) = round_trip(&*codec, &padded[..whole]);
+        assert_eq!(bytes, padded_bytes, "{name}");
+        assert_eq!(back, padded_back[..33], "{name}");
+    }
+}
+
+#[test]
+fn pages_decode_as_rows_do() {
+    for def in STAGES {
+        let codec = built(def);
+        for dim in [1, 20, 33, 64, 80, 128] {
+            let rows = normals(5 * dim, 3);
+            let n = codec.row_bytes(dim);
+            let mut bytes = vec![0; 5 * n];
+            for (row, b) in rows.chunks(dim).zip(bytes.chunks_mut(n)) {
+                codec.encode(row, b);
+            }
+            let mut page = vec![f32::NAN; rows.len()];
+            codec.decode_rows(&bytes, dim, &mut page);
+            let mut row = vec![f32::NAN; dim];
+            for (b, want) in bytes.chunks(n).zip(page.chunks(dim)) {
+                codec.decode(b, &mut row);
+                assert_eq!(row, want, "{} {dim}", def.name);
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn decoded_rows_are_finite_and_keep_their_order_of_magnitude(
+        row in prop::collection::vec(-1e4f32..1e4, 1..100),
+        exponent in -20i32..2,
+    ) {
+        let row: Vec<f32> = row.iter().map(|x| x * 2f32.powi(exponent)).collect();
+        let amax = row.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        for def in STAGES {
+            let (_, back) = round_trip(&*built(def), &row);
+            for y in back {
+                // q4_0 may overshoot by half a step, nvfp4 by E4M3's rounding of the scale and its smallest scale.
+                prop_assert!(y.abs() <= amax * 1.07 + 1e-3, "{} {y} of {amax}", def.name);
+            }
+        }
+    }
+
+    #[test]
+    fn coding_twice_changes_nothing_more_for_formats_without_a_scale(
+        row in prop::collection::vec(-1e5f32..1e5, 1..100),
+    ) {
+        for name in ["f32", "f16", "bf16", "fp8_e4m3"] {
+            let codec = named(name);
+            let (bytes, back) = round_trip(&*codec, &row);
+            let (again, _) = round_trip(&*codec, &back);
+            prop_assert_eq!(bytes, again);
+        }
+    }
+
+    #[test]
+    fn bytes_do_not_depend_on_what_the_buffer_held(row in prop::collection::vec(-9f32..9.0, 1..100)) {
+        for def in STAGES {
+            let codec = built(def);
+            let (bytes, _) = round_trip(&*codec, &row);
+            let mut other = vec![0x5a; bytes.len()];
+            codec.encode(&row, &mut other);
+            prop_assert_eq!(&bytes, &other);
+        }
+    }
+}
+#[test]
+fn low_bytes_are_two_s_complement() {
+    for i in -128i16..256 {
+        assert_eq!(blocks::low_byte(f32::from(i)), i as u8);
+    }
+}
