@@ -5,5 +5,7 @@
 
 #![warn(missing_docs)]
 
+pub mod bundle;
 pub mod cache;
 pub mod compute;
+pub mod eval;

@@ -1,0 +1,6 @@
+//! Evaluation: what is measured of a cell, and how measurements become estimates.
+//!
+//! Invariant: nothing here names a strategy; records hold sums and per-token values, never ratios.
+
+pub mod records;
+pub mod stats;

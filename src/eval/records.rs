@@ -1,0 +1,425 @@
+//! What one evaluation yields: sums and per-token values of one (cell, item), and how a cell ended.
+//!
+//! Invariants: a record holds raw sums, never means or ratios; it round-trips through JSON to the bit; all of its
+//! numbers are finite and its sums agree with its per-token values ([`ItemRecord::check`]).
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cache::MemoryReport;
+
+/// One cell's result on one item (a document, or a window of one). The item is the cluster of all intervals.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ItemRecord {
+    /// Id of the cell.
+    pub cell: String,
+    /// Index of the item within the cell's data; the same index is the same text in every cell of that data.
+    pub item: usize,
+    /// Name of the document.
+    pub doc: String,
+    /// Domain of the document (prose, code, ...).
+    pub domain: String,
+    /// Tokens scored.
+    pub n_scored: usize,
+    /// Bytes of the scored tokens' text.
+    pub bytes_text: usize,
+    /// Negative log-likelihood under the strategy's cache, summed over scored tokens, in nats.
+    pub nll: f64,
+    /// The same sum under the reference (a cache of f32 rows), same tokens.
+    pub nll_reference: f64,
+    /// The same sum with the context dropped but for its sinks; only where a context is compressed once.
+    pub nll_floor: Option<f64>,
+    /// Σ KL(full ‖ strategy) over scored tokens, in nats.
+    pub kld_sum: f64,
+    /// Scored tokens at which strategy and reference rank the same token first.
+    pub top1_agree: usize,
+    /// Σ (p_strategy − p_reference) of the target token.
+    pub delta_p_sum: f64,
+    /// Σ (p_strategy − p_reference)² of the target token.
+    pub delta_p_sq_sum: f64,
+    /// The same quantities token by token.
+    pub tokens: PerToken,
+    /// Bytes of the live cache, in order of `n_tokens`; the last entry is the end of the item.
+    pub memory: Vec<MemoryRecord>,
+    /// Times, where the plan asks for them.
+    pub latency: Option<LatencyRecord>,
+    /// Settings as used, not as asked for (chunk, threads, backend, ...).
+    pub effective: BTreeMap<String, String>,
+}
+
+/// Per-token values of one item, `[scored token]` each; stored as base64 of little-endian f32.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PerToken {
+    /// Negative log-likelihood under the strategy's cache, nats.
+    #[serde(with = "f32_base64")]
+    pub nll: Vec<f32>,
+    /// Negative log-likelihood under the reference, nats.
+    #[serde(with = "f32_base64")]
+    pub nll_reference: Vec<f32>,
+    /// KL(full ‖ strategy), nats.
+    #[serde(with = "f32_base64")]
+    pub kld: Vec<f32>,
+    /// p_strategy − p_reference of the target token.
+    #[serde(with = "f32_base64")]
+    pub delta_p: Vec<f32>,
+}
+
+/// Live bytes of a cache that holds exactly one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryRecord {
+    /// Tokens that the sequence has seen.
+    pub n_tokens: usize,
+    /// Bytes by part.
+    pub report: MemoryReport,
+}
+
+/// Times of one item. Wall times by the engine's clock.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LatencyRecord {
+    /// Tokens in the cache when the first timed step starts.
+    pub depth: usize,
+    /// Wall time of each decoded token, ms.
+    pub step_ms: Vec<f64>,
+    /// CPU time of all timed steps together, ms.
+    pub cpu_ms: f64,
+    /// Wall time of the prefill of `depth` tokens, ms.
+    pub prefill_ms: f64,
+    /// Wall time of the compression point, ms; 0 where there is none.
+    pub compress_ms: f64,
+}
+
+/// How a cell ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CellRecord {
+    /// Id of the cell.
+    pub id: String,
+    /// Its end.
+    pub status: CellStatus,
+    /// Items that could not be scored (a text shorter than the window, for one).
+    pub n_skipped: usize,
+    /// Wall time of the cell, seconds.
+    pub wall_s: f64,
+}
+
+/// The end of a cell.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum CellStatus {
+    /// All items scored or counted as skipped.
+    Done,
+    /// Stopped by an error; its items are not reported as results.
+    Failed {
+        /// What went wrong, where.
+        message: String,
+    },
+    /// Not run.
+    Skipped {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A record that contradicts itself.
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum RecordError {
+    /// NaN or infinity.
+    #[error(
+        "cell {cell}, item {item}: {field} is {value}, not a finite number: mark the cell as failed instead of recording it"
+    )]
+    NonFinite {
+        /// The cell.
+        cell: String,
+        /// The item.
+        item: usize,
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// A per-token list of another length.
+    #[error(
+        "cell {cell}, item {item}: tokens.{field} has {got} values for {expected} scored tokens"
+    )]
+    Length {
+        /// The cell.
+        cell: String,
+        /// The item.
+        item: usize,
+        /// The list.
+        field: &'static str,
+        /// Its length.
+        got: usize,
+        /// Tokens scored.
+        expected: usize,
+    },
+    /// A sum that its parts do not make.
+    #[error("cell {cell}, item {item}: {field} is {got}, its tokens sum to {expected}")]
+    Sum {
+        /// The cell.
+        cell: String,
+        /// The item.
+        item: usize,
+        /// The sum.
+        field: &'static str,
+        /// Its value.
+        got: f64,
+        /// The sum over tokens.
+        expected: f64,
+    },
+    /// Nothing was scored, or more tokens agree than were scored.
+    #[error(
+        "cell {cell}, item {item}: {top1_agree} agreeing tokens of {n_scored} scored; at least one must be scored"
+    )]
+    Count {
+        /// The cell.
+        cell: String,
+        /// The item.
+        item: usize,
+        /// Tokens that agree.
+        top1_agree: usize,
+        /// Tokens scored.
+        n_scored: usize,
+    },
+}
+
+/// f32 rounding of each token's value, with room.
+const SUM_TOLERANCE: f64 = 1e-6;
+
+impl ItemRecord {
+    /// Says whether the record may be kept: finite numbers, lists of `n_scored` values, sums that match them.
+    pub fn check(&self) -> Result<(), RecordError> {
+        if self.n_scored == 0 || self.top1_agree > self.n_scored {
+            return Err(RecordError::Count {
+                cell: self.cell.clone(),
+                item: self.item,
+                top1_agree: self.top1_agree,
+                n_scored: self.n_scored,
+            });
+        }
+        self.check_finite("nll_floor", self.nll_floor.unwrap_or(0.0))?;
+        self.check_sum("nll", self.nll, &self.tokens.nll, |x| x)?;
+        self.check_sum(
+            "nll_reference",
+            self.nll_reference,
+            &self.tokens.nll_reference,
+            |x| x,
+        )?;
+        self.check_sum("kld_sum", self.kld_sum, &self.tokens.kld, |x| x)?;
+        self.check_sum("delta_p_sum", self.delta_p_sum, &self.tokens.delta_p, |x| x)?;
+        self.check_sum(
+            "delta_p_sq_sum",
+            self.delta_p_sq_sum,
+            &self.tokens.delta_p,
+            |x| x * x,
+        )?;
+        if let Some(latency) = &self.latency {
+            for &ms in latency.step_ms.iter().chain([
+                &latency.cpu_ms,
+                &latency.prefill_ms,
+                &latency.compress_ms,
+            ]) {
+                self.check_finite("latency", ms)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every scored token has exactly the reference's likelihood and distribution.
+    pub fn is_identical_to_reference(&self) -> bool {
+        self.nll == self.nll_reference
+            && self.top1_agree == self.n_scored
+            && self.kld_sum == 0.0
+            && self.delta_p_sq_sum == 0.0
+            && self.tokens.nll == self.tokens.nll_reference
+    }
+
+    fn check_finite(&self, field: &'static str, value: f64) -> Result<(), RecordError> {
+        if value.is_finite() {
+            return Ok(());
+        }
+        Err(RecordError::NonFinite {
+            cell: self.cell.clone(),
+            item: self.item,
+            field,
+            value,
+        })
+    }
+
+    fn check_sum(
+        &self,
+        field: &'static str,
+        sum: f64,
+        tokens: &[f32],
+        term: fn(f64) -> f64,
+    ) -> Result<(), RecordError> {
+        self.check_finite(field, sum)?;
+        if tokens.len() != self.n_scored {
+            return Err(RecordError::Length {
+                cell: self.cell.clone(),
+                item: self.item,
+                field,
+                got: tokens.len(),
+                expected: self.n_scored,
+            });
+        }
+        let (mut total, mut magnitude) = (0.0, 0.0);
+        for &token in tokens {
+            self.check_finite(field, f64::from(token))?;
+            total += term(f64::from(token));
+            magnitude += term(f64::from(token)).abs();
+        }
+        if (total - sum).abs() > SUM_TOLERANCE * magnitude + f64::from(f32::MIN_POSITIVE) {
+            return Err(RecordError::Sum {
+                cell: self.cell.clone(),
+                item: self.item,
+                field,
+                got: sum,
+                expected: total,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Exact storage of f32 lists in JSON.
+mod f32_base64 {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(values: &[f32], serializer: S) -> Result<S::Ok, S::Error> {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        serializer.serialize_str(&STANDARD.encode(bytes))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let bytes = STANDARD.decode(&text).map_err(D::Error::custom)?;
+        let (values, rest) = bytes.as_chunks::<4>();
+        if !rest.is_empty() {
+            return Err(D::Error::custom(format!(
+                "{} bytes are no list of 4-byte floats",
+                bytes.len()
+            )));
+        }
+        Ok(values.iter().map(|b| f32::from_le_bytes(*b)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> ItemRecord {
+        let tokens = PerToken {
+            nll: vec![1.5, 2.25, 0.1],
+            nll_reference: vec![1.4, 2.25, 0.2],
+            kld: vec![0.01, 0.0, 1e-30],
+            delta_p: vec![-0.02, 0.0, 0.5],
+        };
+        let sum = |v: &[f32]| v.iter().map(|&x| f64::from(x)).sum::<f64>();
+        ItemRecord {
+            cell: "c0".into(),
+            item: 3,
+            doc: "a".into(),
+            domain: "prose".into(),
+            n_scored: 3,
+            bytes_text: 14,
+            nll: sum(&tokens.nll),
+            nll_reference: sum(&tokens.nll_reference),
+            nll_floor: Some(9.0),
+            kld_sum: sum(&tokens.kld),
+            top1_agree: 2,
+            delta_p_sum: sum(&tokens.delta_p),
+            delta_p_sq_sum: tokens.delta_p.iter().map(|&x| f64::from(x).powi(2)).sum(),
+            tokens,
+            memory: vec![MemoryRecord {
+                n_tokens: 4,
+                report: MemoryReport {
+                    payload_bytes: 7,
+                    ..MemoryReport::default()
+                },
+            }],
+            latency: Some(LatencyRecord {
+                depth: 4,
+                step_ms: vec![0.1 + 0.2],
+                cpu_ms: 1.0 / 3.0,
+                prefill_ms: 2.0,
+                compress_ms: 0.0,
+            }),
+            effective: BTreeMap::from([("chunk".into(), "512".into())]),
+        }
+    }
+
+    #[test]
+    fn round_trips_to_the_bit() {
+        let mut kept = record();
+        kept.tokens.nll = vec![f32::MIN_POSITIVE, -0.0, f32::MAX];
+        kept.nll = f64::from_bits(0x3fb9_9999_9999_999a);
+        let text = serde_json::to_string(&kept).unwrap();
+        let back: ItemRecord = serde_json::from_str(&text).unwrap();
+        assert_eq!(serde_json::to_string(&back).unwrap(), text);
+        assert_eq!(back.nll.to_bits(), kept.nll.to_bits());
+        assert_eq!(back.tokens.nll[1].to_bits(), (-0.0f32).to_bits());
+        assert_eq!(back, kept);
+        assert!(text.contains("\"AACAAAAAAID//39/\""), "{text}");
+    }
+
+    #[test]
+    fn a_broken_list_is_refused() {
+        let text = serde_json::to_string(&record()).unwrap();
+        let cut = text.replace("\"kld\":\"", "\"kld\":\"AAAA");
+        let error = serde_json::from_str::<ItemRecord>(&cut).unwrap_err();
+        assert!(error.to_string().contains("15 bytes"), "{error}");
+    }
+
+    #[test]
+    fn check_names_each_fault() {
+        record().check().unwrap();
+        let mut bad = record();
+        bad.nll = f64::NAN;
+        assert!(bad.check().unwrap_err().to_string().contains("nll is NaN"));
+        let mut bad = record();
+        bad.tokens.kld.pop();
+        assert!(matches!(
+            bad.check().unwrap_err(),
+            RecordError::Length {
+                got: 2,
+                expected: 3,
+                ..
+            }
+        ));
+        let mut bad = record();
+        bad.delta_p_sq_sum *= 1.001;
+        assert!(matches!(
+            bad.check().unwrap_err(),
+            RecordError::Sum {
+                field: "delta_p_sq_sum",
+                ..
+            }
+        ));
+        let mut bad = record();
+        bad.top1_agree = 4;
+        assert!(matches!(
+            bad.check().unwrap_err(),
+            RecordError::Count { .. }
+        ));
+    }
+
+    #[test]
+    fn identical_means_every_token() {
+        let mut same = record();
+        assert!(!same.is_identical_to_reference());
+        same.tokens.nll = same.tokens.nll_reference.clone();
+        same.nll = same.nll_reference;
+        (same.kld_sum, same.delta_p_sq_sum, same.top1_agree) = (0.0, 0.0, 3);
+        assert!(same.is_identical_to_reference());
+    }
+}
