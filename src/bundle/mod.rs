@@ -30,7 +30,7 @@ use crate::eval::records::{CellRecord, ItemRecord, RecordError};
 use environment::Environment;
 use header::RunHeader;
 use journal::{Entry, Journal, Replay};
-use manifest::{MANIFEST, Manifest};
+use manifest::Manifest;
 
 /// The resolved plan.
 pub const PLAN: &str = "plan.json";

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::fixture::{all_items, ends, environment, header, items};
+use super::manifest::MANIFEST;
 use super::*;
 
 fn open(results_dir: &Path, executable: &str, mode: Mode) -> Result<Bundle, BundleError> {
