@@ -1,0 +1,122 @@
+//! No query profits from later tokens, breaks on bad rows, or loses its own row.
+
+use kvlab::cache::strategy::Strategy;
+use kvlab::cache::{Admission, Batch, CacheError, KvCache, SeqId};
+
+use super::support::{assert_bits, build, matrix, run, script, step, tiny};
+
+#[test]
+fn later_tokens_never_change_earlier_outputs() {
+    let g = tiny();
+    let s = script(&g, 200, 61, 0.5);
+    let changed_from = 120;
+    let mut other = s.clone();
+    for l in 0..2 {
+        for x in &mut other.k[l][changed_from * 64..] {
+            *x = -3.0 * *x;
+        }
+        for x in &mut other.v[l][changed_from * 64..] {
+            *x += 1.0;
+        }
+    }
+    for strategy in matrix() {
+        let [a, b] = [&s, &other].map(|s| {
+            let mut cache = build(&strategy, &g);
+            let mut out = run(&mut cache, &g, SeqId(0), s, &[200]);
+            let later = out[0].split_off(changed_from * 128);
+            out[1].truncate(changed_from * 128);
+            (out, later)
+        });
+        assert_bits(&strategy.label, &a.0, &b.0);
+        assert_ne!(
+            a.1, b.1,
+            "{}: the change must reach later queries",
+            strategy.label
+        );
+    }
+}
+
+#[test]
+fn non_finite_rows_are_named_and_refused() {
+    let g = tiny();
+    let mut s = script(&g, 10, 62, 0.5);
+    s.k[1][7 * 64 + 3] = f32::INFINITY;
+    let mut cache = build(&Strategy::bare("f16"), &g);
+    cache.admit(SeqId(0), Admission::Streaming).expect("fresh");
+    let error = step(&mut cache, &g, SeqId(0), &s, 0..10).expect_err("an infinity in K");
+    assert!(
+        matches!(
+            error,
+            CacheError::NonFinite {
+                side: "K",
+                layer: 1,
+                head: 0,
+                position: 7
+            }
+        ),
+        "{error}"
+    );
+    assert!(error.to_string().contains("layer 1, KV head 0, position 7"));
+}
+
+#[test]
+fn misuse_is_refused_with_the_numbers() {
+    let g = tiny();
+    let s = script(&g, 10, 63, 0.5);
+    let mut cache = build(&Strategy::bare("f16"), &g);
+    assert!(matches!(
+        cache.len(SeqId(3)),
+        Err(CacheError::UnknownSequence(3))
+    ));
+    cache.admit(SeqId(0), Admission::Streaming).expect("fresh");
+    assert!(matches!(
+        cache.admit(SeqId(0), Admission::Streaming),
+        Err(CacheError::SequenceExists(0))
+    ));
+    let gap = step(&mut cache, &g, SeqId(0), &s, 2..4).expect_err("a gap");
+    assert_eq!(
+        gap.to_string(),
+        "sequence 0: rows start at position 2, the next one is 0"
+    );
+    let batch = Batch::single(SeqId(0), 0..2);
+    let mut out = [0.0; 3];
+    assert!(matches!(
+        cache.attend(0, &batch, &[0.0; 256], &mut out),
+        Err(CacheError::Shape { .. })
+    ));
+    let long = script(&g, 1025, 64, 0.5);
+    let over = step(&mut cache, &g, SeqId(0), &long, 0..1025).expect_err("past the context");
+    assert!(
+        matches!(
+            over,
+            CacheError::ContextLimit {
+                position: 1024,
+                limit: 1024
+            }
+        ),
+        "{over}"
+    );
+}
+
+#[test]
+fn retention_never_empties_a_cache() {
+    let g = tiny();
+    for strategy in matrix().into_iter().filter(|s| s.retain.is_some()) {
+        for n in [1, 2, 5] {
+            let s = script(&g, n, 65, 0.5);
+            let mut cache = build(&strategy, &g);
+            let out = run(&mut cache, &g, SeqId(0), &s, &[n]);
+            assert!(
+                out.iter().flatten().all(|x| x.is_finite()),
+                "{}",
+                strategy.label
+            );
+            assert!(
+                cache.memory().rows_live >= 4,
+                "{}: {:?}",
+                strategy.label,
+                cache.memory()
+            );
+        }
+    }
+}

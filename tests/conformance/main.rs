@@ -1,0 +1,9 @@
+//! What every cache must hold, for every registered stage and for compositions: an independent oracle, invariance to
+//! chunks, batches, threads and forks, truncation, honest bytes. A new stage gets these tests by its registry line.
+
+mod causality;
+mod compose;
+mod invariance;
+mod memory;
+mod oracle;
+mod support;

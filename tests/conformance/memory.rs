@@ -1,0 +1,157 @@
+//! Reported bytes against hand values, and stages that cheat.
+
+use std::sync::{Arc, Mutex};
+
+use kvlab::cache::stage::{Kind, RowCodec, Stage, Tolerance, registry};
+use kvlab::cache::strategy::Strategy;
+use kvlab::cache::{KvCache, SeqId};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::support::{build, calibration, examples, geometry, matrix, run, script, tiny};
+
+/// Rows of SmolLM2's shape: 3 KV heads of 64 channels, here in 2 layers instead of 30.
+#[test]
+fn bytes_per_row_are_the_formats_definition() {
+    let g = geometry(9, 3, 64);
+    let s = script(&g, 256, 81, 0.5);
+    // Bytes per token over 30 layers, K and V: 23,040 for f16; nvfp4 is 4.5 bits per number.
+    for (format, per_token) in [
+        ("f32", 46_080),
+        ("f16", 23_040),
+        ("bf16", 23_040),
+        ("fp8_e4m3", 11_520),
+        ("q8_0", 12_240),
+        ("q4_0", 6_480),
+        ("nvfp4", 6_480),
+    ] {
+        let mut cache = build(&Strategy::bare(format), &g);
+        run(&mut cache, &g, SeqId(0), &s, &[256]);
+        let m = cache.memory();
+        assert_eq!(
+            (m.payload_bytes + m.scale_bytes) * 15,
+            per_token * 256,
+            "{format}"
+        );
+        assert_eq!(m.slack_bytes, 0, "{format}: whole pages have no slack");
+        assert_eq!(m.exact_bytes, 0);
+    }
+}
+
+#[test]
+fn every_strategy_reports_bytes_and_a_constant_slope() {
+    let g = tiny();
+    let s = script(&g, 384, 82, 0.5);
+    for strategy in matrix() {
+        let stored = |n: usize| {
+            let mut cache = build(&strategy, &g);
+            let mut part = s.clone();
+            part.n_tokens = n;
+            run(&mut cache, &g, SeqId(0), &part, &[n]);
+            cache.memory()
+        };
+        assert!(
+            stored(1).stored_bytes() > 0 && stored(1).rows_live == 4,
+            "{}",
+            strategy.label
+        );
+        if strategy.retain.is_some() || strategy.pack.is_some() {
+            continue;
+        }
+        let bytes = |n| {
+            let m = stored(n);
+            m.payload_bytes + m.scale_bytes + m.exact_bytes + m.backing_bytes
+        };
+        let (a, b) = (bytes(256) - bytes(128), bytes(384) - bytes(256));
+        assert_eq!(a, b, "{}: bytes per 128 tokens", strategy.label);
+    }
+}
+
+/// What a codec must hold: its bytes alone carry the row, a lossy one errs, within its stated bound.
+fn check_codec(fresh: &dyn Fn() -> Arc<dyn RowCodec>, tolerance: Tolerance) -> Result<(), String> {
+    let mut rng = ChaCha8Rng::seed_from_u64(83);
+    for dim in [20, 32, 33, 64, 80, 128, 256] {
+        for _ in 0..16 {
+            let row: Vec<f32> = (0..dim)
+                .map(|_| (0..4).map(|_| rng.random_range(-1.0f32..1.0)).sum())
+                .collect();
+            let writer = fresh();
+            let mut bytes = vec![0; writer.row_bytes(dim)];
+            writer.encode(&row, &mut bytes);
+            drop(writer);
+            let mut back = vec![f32::NAN; dim];
+            fresh().decode(&bytes, &mut back);
+            let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|v| v * v).sum::<f32>().sqrt();
+            let error = norm(&mut row.iter().zip(&back).map(|(a, b)| a - b))
+                / norm(&mut row.iter().copied());
+            match tolerance {
+                Tolerance::Exact if error != 0.0 => {
+                    return Err(format!("dim {dim}: exact format errs by {error}"));
+                }
+                Tolerance::RelativeL2(_) if error == 0.0 => {
+                    return Err(format!("dim {dim}: a lossy format without any error"));
+                }
+                Tolerance::RelativeL2(bound) if error.is_nan() || error > bound => {
+                    return Err(format!("dim {dim}: error {error} over {bound}"));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_codec_holds_its_bound_on_every_head_dim() {
+    let g = tiny();
+    let calibration = calibration(&g);
+    for def in registry().filter(|d| d.kind == Kind::Encode) {
+        for spec in examples(def) {
+            let fresh = || -> Arc<dyn RowCodec> {
+                let context = kvlab::cache::stage::BuildContext {
+                    geometry: &g,
+                    keys: Default::default(),
+                    side: kvlab::cache::stage::Side::K,
+                    calibration: Some(&calibration),
+                    backing_dir: None,
+                };
+                match (def.build)(&spec.params, &context) {
+                    Ok(Stage::Encode(codec)) => codec,
+                    _ => panic!("{} does not build a codec", def.name),
+                }
+            };
+            check_codec(&fresh, def.tolerance).unwrap_or_else(|e| panic!("{}: {e}", def.name));
+        }
+    }
+}
+
+/// Claims 4 bits per number and keeps the rows beside the bytes.
+#[derive(Default)]
+struct Cheat(Mutex<Vec<f32>>);
+
+impl RowCodec for Cheat {
+    fn row_bytes(&self, dim: usize) -> usize {
+        dim / 2
+    }
+    fn scale_bytes(&self, _: usize) -> usize {
+        0
+    }
+    fn encode(&self, row: &[f32], _: &mut [u8]) {
+        *self.0.lock().expect("one thread") = row.iter().map(|x| x * 1.001).collect();
+    }
+    fn decode(&self, _: &[u8], row: &mut [f32]) {
+        let kept = self.0.lock().expect("one thread");
+        if kept.len() == row.len() {
+            row.copy_from_slice(&kept);
+        }
+    }
+}
+
+#[test]
+fn simulated_storage_fails_conformance() {
+    let error = check_codec(&|| Arc::new(Cheat::default()), Tolerance::RelativeL2(0.1));
+    assert!(
+        error.is_err(),
+        "rows kept beside the stored bytes must be found out"
+    );
+}
