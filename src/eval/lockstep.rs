@@ -1,0 +1,313 @@
+//! Reference and strategies on the same tokens, chunk by chunk: the two protocols over one item.
+//!
+//! Invariants: the reference is a cache of f32 rows in the same process; every scored query attends through the stored
+//! cache as decoding would have had it; logits exist for [`ROWS`] rows at a time; a strategy that breaks stops alone.
+//!
+//! `stream`: tokens 0 … n−2 of a window are queries, token i+1 is the target of query i.
+//! `compress-once`: the context is read exactly and compressed; then the continuation's tokens are queries, each with the
+//! next one as its target. The continuation's first token is no target: the query that predicts it is the context's last
+//! one, and that one never reads the compressed cache.
+
+use std::path::PathBuf;
+
+use super::drift::{Reference, TokenScore};
+use super::latency::{self, Decode};
+use super::records::{LatencyRecord, MemoryRecord};
+use crate::cache::stage::{Calibration, Params, Value};
+use crate::cache::strategy::{StageSpec, Strategy};
+use crate::cache::{
+    Admission, Batch, Continuation, Geometry, KvCache, Materials, SeqId, StagedCache,
+};
+use crate::engine::clock::Clock;
+use crate::engine::{ContextTape, Recording};
+use crate::model::transformer::{Hidden, LanguageModel, StepError};
+
+/// Rows whose logits exist at a time.
+const ROWS: usize = 32;
+
+/// The one sequence of an item.
+const SEQ: SeqId = SeqId(0);
+
+/// Context rows that the floor keeps: attention sinks, without which no context-free run is meaningful.
+pub const FLOOR_SINKS: usize = 4;
+
+/// What all items of a run share.
+pub struct Lockstep<'a> {
+    /// The model.
+    pub model: &'a dyn LanguageModel,
+    /// Its attention layers, with rotation tables long enough for an item and its timed steps.
+    pub geometry: &'a Geometry,
+    /// Statistics for stages that learn.
+    pub calibration: Option<&'a Calibration>,
+    /// Where backing files go.
+    pub backing_dir: Option<&'a PathBuf>,
+    /// Tokens of a step. Changes no number.
+    pub chunk: usize,
+    /// Time.
+    pub clock: &'a dyn Clock,
+    /// Decode steps to time; 0: none.
+    pub latency_steps: usize,
+}
+
+/// What one strategy gave on one item.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Scored tokens in order.
+    pub tokens: Vec<TokenScore>,
+    /// The live cache: at the compression point where there is one, and at the end.
+    pub memory: Vec<MemoryRecord>,
+    /// Times, where asked for.
+    pub latency: Option<LatencyRecord>,
+    /// Σ −ln p with the context dropped, where asked for.
+    pub nll_floor: Option<f64>,
+    /// Tokens of a step as used.
+    pub chunk: usize,
+}
+
+/// Per strategy, in the order given: its outcome, or why it stopped.
+pub type Outcomes = Vec<Result<Outcome, StepError>>;
+
+/// A strategy on its way through an item.
+struct Runner {
+    cache: StagedCache,
+    chunk: usize,
+    tokens: Vec<TokenScore>,
+    memory: Vec<MemoryRecord>,
+    compress_ms: f64,
+}
+
+impl Runner {
+    fn remember(&mut self) -> Result<(), StepError> {
+        let n_tokens = self.cache.len(SEQ)? as usize;
+        self.memory.push(MemoryRecord { n_tokens, report: self.cache.memory() });
+        Ok(())
+    }
+}
+
+impl<'a> Lockstep<'a> {
+    /// `stream` over one window of token ids.
+    ///
+    /// # Errors
+    /// The reference's; a strategy's own error is its outcome.
+    pub fn stream(&self, strategies: &[&Strategy], ids: &[u32]) -> Result<Outcomes, StepError> {
+        let mut reference = self.build(&Strategy::bare("f32"))?;
+        reference.cache.admit(SEQ, Admission::Streaming)?;
+        let mut runners: Vec<Result<Runner, StepError>> = strategies
+            .iter()
+            .map(|s| {
+                let mut runner = self.build(s)?;
+                runner.cache.admit(SEQ, Admission::Streaming)?;
+                Ok(runner)
+            })
+            .collect();
+        let prefill_ms = self.score(&mut reference, &mut runners, ids, 0)?;
+        each(&mut runners, Runner::remember);
+        let first: Vec<u32> = ids.iter().copied().cycle().take(self.latency_steps).collect();
+        let latencies = self.time(&mut runners, &first, prefill_ms);
+        Ok(self.collect(runners, latencies, None))
+    }
+
+    /// `compress-once` over one document: `ids` are the context's tokens and then the continuation's.
+    ///
+    /// # Errors
+    /// The reference's; a strategy's own error is its outcome.
+    pub fn compress_once(
+        &self,
+        strategies: &[&Strategy],
+        ids: &[u32],
+        context: usize,
+        (continuation, floor): (Continuation, Floor),
+    ) -> Result<Outcomes, StepError> {
+        let mut reference = self.build(&Strategy::bare("f32"))?;
+        reference.cache.admit(SEQ, Admission::Streaming)?;
+        let start = self.clock.wall_ms();
+        let tape = self.prefill(&mut reference, &ids[..context])?;
+        let prefill_ms = self.clock.wall_ms() - start;
+        let mut runners: Vec<Result<Runner, StepError>> =
+            strategies.iter().map(|s| self.compress(s, &tape, continuation)).collect();
+        if floor == Floor::Run {
+            runners.push(self.compress(&floor_strategy(), &tape, Continuation::Exact));
+        }
+        drop(tape);
+        let timed = &ids[context..][..self.latency_steps.min(ids.len() - context)];
+        let n = strategies.len();
+        let latencies = self.time(&mut runners[..n], timed, prefill_ms);
+        self.score(&mut reference, &mut runners, ids, context)?;
+        each(&mut runners, Runner::remember);
+        let nll_floor = match (floor, runners.len() > n) {
+            (Floor::Run, true) => runners.pop().and_then(Result::ok).map(|f| f.tokens.iter().map(|t| t.nll).sum()),
+            _ => None,
+        };
+        Ok(self.collect(runners, latencies, nll_floor))
+    }
+
+    fn build(&self, strategy: &Strategy) -> Result<Runner, StepError> {
+        let materials =
+            Materials { geometry: self.geometry, calibration: self.calibration, backing_dir: self.backing_dir };
+        let cache = StagedCache::new(strategy, materials)?;
+        let chunk = self.chunk.min(cache.needs().max_chunk.unwrap_or(usize::MAX)).max(1);
+        Ok(Runner { cache, chunk, tokens: Vec::new(), memory: Vec::new(), compress_ms: 0.0 })
+    }
+
+    /// Reads a context exactly and keeps its rows.
+    fn prefill(&self, reference: &mut Runner, ids: &[u32]) -> Result<ContextTape, StepError> {
+        let mut recording = Recording::new(&mut reference.cache, self.geometry);
+        for (i, chunk) in ids.chunks(self.chunk).enumerate() {
+            let first = (i * self.chunk) as u32;
+            let batch = Batch::single(SEQ, first..first + chunk.len() as u32);
+            self.model.step(&batch, chunk, &mut recording)?;
+        }
+        Ok(recording.finish())
+    }
+
+    /// A strategy's cache of the context, compressed.
+    fn compress(&self, strategy: &Strategy, tape: &ContextTape, continuation: Continuation) -> Result<Runner, StepError> {
+        let mut runner = self.build(strategy)?;
+        let start = self.clock.wall_ms();
+        runner.cache.admit(SEQ, Admission::Context)?;
+        tape.replay(&mut runner.cache, SEQ, runner.chunk)?;
+        runner.cache.compress(SEQ, continuation)?;
+        runner.compress_ms = self.clock.wall_ms() - start;
+        runner.remember()?;
+        Ok(runner)
+    }
+
+    /// Feeds `ids[from..]` to all and scores every query that has a next token. Returns the reference's time, ms.
+    fn score(
+        &self,
+        reference: &mut Runner,
+        runners: &mut [Result<Runner, StepError>],
+        ids: &[u32],
+        from: usize,
+    ) -> Result<f64, StepError> {
+        let mut reference_ms = 0.0;
+        let mut at = from;
+        while at < ids.len() {
+            let end = (at + self.chunk).min(ids.len());
+            let start = self.clock.wall_ms();
+            let full = self.feed(reference, ids, at..end)?;
+            reference_ms += self.clock.wall_ms() - start;
+            let mut hidden: Vec<Option<Hidden>> = Vec::new();
+            for runner in runners.iter_mut() {
+                hidden.push(match runner {
+                    Ok(r) => match self.feed(r, ids, at..end) {
+                        Ok(h) => Some(h),
+                        Err(e) => {
+                            *runner = Err(e);
+                            None
+                        }
+                    },
+                    Err(_) => None,
+                });
+            }
+            let n_scored = end.min(ids.len() - 1) - at;
+            self.score_rows(&full, runners, &hidden, &ids[at + 1..at + 1 + n_scored]);
+            at = end;
+        }
+        Ok(reference_ms)
+    }
+
+    /// One chunk through the model, in steps that the cache allows.
+    fn feed(&self, runner: &mut Runner, ids: &[u32], range: std::ops::Range<usize>) -> Result<Hidden, StepError> {
+        let mut all = Hidden { rows: Vec::new(), n_embd: self.model.spec().n_embd };
+        let mut at = range.start;
+        while at < range.end {
+            let end = (at + runner.chunk).min(range.end);
+            let batch = Batch::single(SEQ, at as u32..end as u32);
+            all.rows.extend(self.model.step(&batch, &ids[at..end], &mut runner.cache)?.rows);
+            at = end;
+        }
+        Ok(all)
+    }
+
+    fn score_rows(
+        &self,
+        full: &Hidden,
+        runners: &mut [Result<Runner, StepError>],
+        hidden: &[Option<Hidden>],
+        targets: &[u32],
+    ) {
+        let n_vocab = self.model.spec().n_vocab;
+        let mut full_logits = vec![0.0; ROWS.min(targets.len()) * n_vocab];
+        let mut logits = full_logits.clone();
+        for (i, targets) in targets.chunks(ROWS).enumerate() {
+            let rows = i * ROWS..i * ROWS + targets.len();
+            let n = targets.len() * n_vocab;
+            self.model.logits(full, rows.clone(), &mut full_logits[..n]);
+            let reference = Reference::new(&full_logits[..n], n_vocab);
+            for (runner, hidden) in runners.iter_mut().zip(hidden) {
+                if let (Ok(runner), Some(hidden)) = (runner, hidden) {
+                    self.model.logits(hidden, rows.clone(), &mut logits[..n]);
+                    runner.tokens.extend(reference.score(&logits[..n], targets));
+                }
+            }
+        }
+    }
+
+    fn time(&self, runners: &mut [Result<Runner, StepError>], tokens: &[u32], prefill_ms: f64) -> Vec<Option<LatencyRecord>> {
+        if tokens.is_empty() {
+            return vec![None; runners.len()];
+        }
+        let compress: Vec<f64> = runners.iter().map(|r| r.as_ref().map_or(0.0, |r| r.compress_ms)).collect();
+        let caches = runners.iter_mut().map(|r| r.as_mut().ok().map(|r| &mut r.cache)).collect();
+        let timed = latency::interleaved(self.model, self.clock, caches, Decode { seq: SEQ, tokens });
+        timed
+            .into_iter()
+            .zip(runners)
+            .zip(compress)
+            .map(|((timed, runner), compress_ms)| match timed {
+                Some(Ok(t)) => Some(LatencyRecord {
+                    depth: t.depth,
+                    step_ms: t.step_ms,
+                    cpu_ms: t.cpu_ms,
+                    prefill_ms,
+                    compress_ms,
+                }),
+                Some(Err(e)) => {
+                    *runner = Err(e);
+                    None
+                }
+                None => None,
+            })
+            .collect()
+    }
+
+    fn collect(&self, runners: Vec<Result<Runner, StepError>>, latencies: Vec<Option<LatencyRecord>>, nll_floor: Option<f64>) -> Outcomes {
+        runners
+            .into_iter()
+            .zip(latencies)
+            .map(|(runner, latency)| {
+                let r = runner?;
+                Ok(Outcome { tokens: r.tokens, memory: r.memory, latency, nll_floor, chunk: r.chunk })
+            })
+            .collect()
+    }
+}
+
+/// Whether the floor runs beside the strategies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Floor {
+    /// It does.
+    Run,
+    /// It doesn't.
+    Leave,
+}
+
+/// f32 rows, the context dropped but for its sinks.
+fn floor_strategy() -> Strategy {
+    let mut params = Params::default();
+    params.0.insert("recent".into(), Value::Int(0));
+    params.0.insert("sinks".into(), Value::Int(FLOOR_SINKS as i64));
+    Strategy { retain: Some(StageSpec { name: "window".into(), params }), label: "floor".into(), ..Strategy::bare("f32") }
+}
+
+fn each(runners: &mut [Result<Runner, StepError>], work: impl Fn(&mut Runner) -> Result<(), StepError>) {
+    for runner in runners {
+        if let Ok(r) = runner
+            && let Err(e) = work(r)
+        {
+            *runner = Err(e);
+        }
+    }
+}
+
