@@ -8,4 +8,6 @@
 pub mod bundle;
 pub mod cache;
 pub mod compute;
+pub mod config;
+pub mod data;
 pub mod eval;

@@ -1,0 +1,340 @@
+//! The plan: an experiment, validated and resolved, and the cells it consists of.
+//!
+//! Invariants: a plan holds no default that is still open, and nothing that the machine decides; a cell's id is the hash
+//! of everything that can change its numbers (the threads, the chunk and the label can't). Plans are written into bundles
+//! as JSON and read back to the same plan.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::problems::{Location, Problem, Problems};
+use crate::cache::stage::{BuildContext, Kind, Side, find};
+use crate::cache::strategy::{StageSpec, Strategy};
+use crate::cache::{Continuation, Geometry};
+use crate::data::{DataRef, sha256_hex};
+
+/// Raised whenever a change of the program moves numbers, so that cells of before and after have different ids.
+pub const NUMBERS: u32 = 1;
+
+/// Whether a window starts with the model's BOS token. The token counts as one of the window's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bos {
+    /// As the model's file says.
+    #[default]
+    Model,
+    /// Always; an error for a model without one.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// How a cache is judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Protocol {
+    /// Every token of a window is scored by a query that attends through the stored cache, as if decoded.
+    Stream {
+        /// Tokens of a window.
+        window: usize,
+        /// Windows of each text.
+        windows: usize,
+        /// BOS at the start of each window.
+        bos: Bos,
+    },
+    /// A context is prefilled exactly, compressed once, and a continuation of it is scored.
+    CompressOnce {
+        /// Tokens of the context.
+        context: usize,
+        /// Tokens of the continuation.
+        score: usize,
+        /// Documents of each text.
+        documents: usize,
+        /// What becomes of the continuation's rows.
+        continuation: Continuation,
+        /// Whether the floor runs too: the context dropped but its sinks.
+        floor: bool,
+        /// BOS at the start of each context.
+        bos: Bos,
+    },
+}
+
+impl Protocol {
+    /// Tokens that one window or document takes, BOS included.
+    pub fn n_tokens(&self) -> usize {
+        match self {
+            Protocol::Stream { window, .. } => *window,
+            Protocol::CompressOnce { context, score, .. } => context + score,
+        }
+    }
+
+    /// Windows or documents of each text.
+    pub fn n_passages(&self) -> usize {
+        match self {
+            Protocol::Stream { windows, .. } => *windows,
+            Protocol::CompressOnce { documents, .. } => *documents,
+        }
+    }
+
+    /// The protocol's name in experiments.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Protocol::Stream { .. } => "stream",
+            Protocol::CompressOnce { .. } => "compress-once",
+        }
+    }
+}
+
+/// The text from which stages that learn take their statistics.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CalibrationPlan {
+    /// The text.
+    pub data: DataRef,
+    /// Tokens of it.
+    pub tokens: usize,
+}
+
+/// Where each setting stands in the experiment's files, by its dotted path; empty in a plan read from a bundle.
+#[derive(Debug, Clone, Default)]
+pub struct Origins(pub BTreeMap<String, Location>);
+
+/// Where a plan came from is no part of what it says.
+impl PartialEq for Origins {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+/// An experiment, resolved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Version of the experiment format.
+    pub schema: u32,
+    /// Folder of the results.
+    pub name: String,
+    /// A built-in name, `hub:org/name`, or the path of a GGUF file or a Hugging Face folder.
+    pub model: String,
+    /// The texts.
+    pub data: Vec<DataRef>,
+    /// The protocols: one, or several when the experiment sweeps over its settings.
+    pub protocols: Vec<Protocol>,
+    /// The strategies; labels are unique.
+    pub strategies: Vec<Strategy>,
+    /// Tokens of a prefill step. Changes no number.
+    pub chunk: usize,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Decode steps that are timed per strategy after the first document; 0: none.
+    pub latency_steps: usize,
+    /// The calibration text; present when a stage learns from one.
+    pub calibration: Option<CalibrationPlan>,
+    /// Threads; `None`: all. Changes no number.
+    pub threads: Option<usize>,
+    /// Where the settings stand.
+    #[serde(skip)]
+    pub origins: Origins,
+}
+
+/// One (model, text, protocol, strategy, seed).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cell {
+    /// First 12 hex digits of the sha256 over everything that can change the cell's numbers.
+    pub id: String,
+    /// Index into [`Plan::data`].
+    pub data: usize,
+    /// Index into [`Plan::protocols`].
+    pub protocol: usize,
+    /// Index into [`Plan::strategies`].
+    pub strategy: usize,
+}
+
+/// What a plan must know of a model to be checked against it.
+#[derive(Debug, Clone, Copy)]
+pub struct ModelLimits<'a> {
+    /// The model's name in messages.
+    pub name: &'a str,
+    /// Longest context in tokens.
+    pub context_length: usize,
+    /// Its attention layers.
+    pub geometry: &'a Geometry,
+}
+
+impl Plan {
+    /// All cells: by text, then protocol, then strategy. `model_sha256` is the identity of the model's weights.
+    pub fn cells(&self, model_sha256: &str) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        for data in 0..self.data.len() {
+            for protocol in 0..self.protocols.len() {
+                for strategy in 0..self.strategies.len() {
+                    let identity = self.identity(model_sha256, data, protocol, strategy);
+                    let hash = sha256_hex(canonical(&identity).as_bytes());
+                    cells.push(Cell {
+                        id: hash[..12].to_owned(),
+                        data,
+                        protocol,
+                        strategy,
+                    });
+                }
+            }
+        }
+        cells
+    }
+
+    fn identity(&self, model: &str, data: usize, protocol: usize, strategy: usize) -> Value {
+        let text = &self.data[data];
+        let strategy = &self.strategies[strategy];
+        let mut stages = json!(strategy);
+        if let Some(fields) = stages.as_object_mut() {
+            fields.remove("label");
+        }
+        let calibration = self
+            .calibration
+            .as_ref()
+            .filter(|_| is_calibrated(strategy));
+        json!({
+            "numbers": NUMBERS,
+            "engine": env!("CARGO_PKG_VERSION"),
+            "model": model,
+            "text": { "sha256": text.sha256, "separator": text.separator },
+            "protocol": self.protocols[protocol],
+            "strategy": stages,
+            "seed": self.seed,
+            "latency_steps": self.latency_steps,
+            "calibration": calibration.map(|c| json!({ "sha256": c.data.sha256, "tokens": c.tokens })),
+        })
+    }
+
+    /// Checks the plan against a model: lengths, and that every stage can be built for its heads.
+    ///
+    /// # Errors
+    /// All that doesn't fit, each with its place in the experiment.
+    pub fn check_model(&self, model: &ModelLimits<'_>) -> Result<(), Problems> {
+        let mut problems = Problems::default();
+        for protocol in &self.protocols {
+            let needed = protocol.n_tokens() + self.latency_steps;
+            if needed > model.context_length {
+                let (key, words) = match protocol {
+                    Protocol::Stream { window, .. } => {
+                        ("protocol.window", format!("a window of {window}"))
+                    }
+                    Protocol::CompressOnce { context, score, .. } => (
+                        "protocol.context",
+                        format!("context {context} + score {score}"),
+                    ),
+                };
+                let what = format!(
+                    "{words} + {} timed decode steps need {needed} positions, `{}` has {}",
+                    self.latency_steps, model.name, model.context_length
+                );
+                problems.push(self.problem(key, key, what, Some("make them smaller")));
+            }
+        }
+        for (i, strategy) in self.strategies.iter().enumerate() {
+            self.check_strategy(i, strategy, model, &mut problems);
+        }
+        problems.into_result(())
+    }
+
+    fn check_strategy(
+        &self,
+        index: usize,
+        strategy: &Strategy,
+        model: &ModelLimits<'_>,
+        problems: &mut Problems,
+    ) {
+        let head_dim = model.geometry.layers.iter().map(|l| l.head_dim).min();
+        for (kind, side, spec) in stages_of(strategy) {
+            let Ok(def) = find(kind, &spec.name) else {
+                continue;
+            };
+            let key = format!("strategy.{index}.{}", kind.key());
+            let rank = spec.params.int("rank").unwrap_or(0);
+            if head_dim.is_some_and(|d| kind == Kind::Project && rank > d as i64) {
+                let what = format!(
+                    "{}: `rank` is {rank}, the heads of `{}` have {} channels",
+                    strategy.label,
+                    model.name,
+                    head_dim.unwrap_or(0)
+                );
+                problems.push(self.problem(&key, kind.key(), what, Some("take a smaller rank")));
+                continue;
+            }
+            // A stage that learns is built after calibration; its own checks come then.
+            if def.calibrated {
+                continue;
+            }
+            let context = BuildContext {
+                geometry: model.geometry,
+                keys: strategy.keys,
+                side,
+                calibration: None,
+                backing_dir: None,
+            };
+            if let Err(e) = (def.build)(&spec.params, &context) {
+                let what = format!("{}: {e}", strategy.label);
+                problems.push(self.problem(&key, kind.key(), what, None));
+            }
+        }
+    }
+
+    /// `origin` is the setting's place; `key` is how the message calls it (sweeps have numbers that no file shows).
+    fn problem(&self, origin: &str, key: &str, what: String, hint: Option<&str>) -> Problem {
+        Problem {
+            location: self.origins.0.get(origin).cloned(),
+            key: key.to_owned(),
+            what,
+            hint: hint.map(str::to_owned),
+        }
+    }
+}
+
+/// Every stage of a strategy with its kind and side; stages without sides come as K.
+pub fn stages_of(strategy: &Strategy) -> Vec<(Kind, Side, &StageSpec)> {
+    let mut stages = Vec::new();
+    stages.extend(strategy.retain.iter().map(|s| (Kind::Retain, Side::K, s)));
+    stages.extend(
+        strategy
+            .project_k
+            .iter()
+            .map(|s| (Kind::Project, Side::K, s)),
+    );
+    stages.extend(
+        strategy
+            .project_v
+            .iter()
+            .map(|s| (Kind::Project, Side::V, s)),
+    );
+    stages.push((Kind::Encode, Side::K, &strategy.encode_k));
+    stages.push((Kind::Encode, Side::V, &strategy.encode_v));
+    stages.extend(strategy.pack.iter().map(|s| (Kind::Pack, Side::K, s)));
+    stages.extend(strategy.place.iter().map(|s| (Kind::Place, Side::K, s)));
+    stages
+}
+
+/// Whether a stage of the strategy learns from the calibration text.
+pub fn is_calibrated(strategy: &Strategy) -> bool {
+    stages_of(strategy)
+        .iter()
+        .any(|(kind, _, spec)| find(*kind, &spec.name).is_ok_and(|def| def.calibrated))
+}
+
+/// JSON with the keys of every object in order of their bytes, so that equal values have equal text.
+fn canonical(value: &Value) -> String {
+    match value {
+        Value::Object(map) => {
+            let sorted: BTreeMap<&String, &Value> = map.iter().collect();
+            let fields: Vec<String> = sorted
+                .into_iter()
+                .map(|(k, v)| format!("{}:{}", json!(k), canonical(v)))
+                .collect();
+            format!("{{{}}}", fields.join(","))
+        }
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(canonical).collect();
+            format!("[{}]", items.join(","))
+        }
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,407 @@
+//! From the tree to the plan: every key but those of strategies.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::plan::{Bos, CalibrationPlan, Origins, Plan, Protocol};
+use super::problems::{Diagnostics, did_you_mean};
+use super::raw::{At, Node, Raw, Table};
+use super::read::{Reader, quoted};
+use super::strategies;
+use super::sweep::expand;
+use crate::cache::Continuation;
+use crate::data::{DataError, DataRef, Split};
+
+const KEYS: &[&str] = &[
+    "schema",
+    "name",
+    "extends",
+    "seed",
+    "model",
+    "threads",
+    "data",
+    "protocol",
+    "calibration",
+    "strategy",
+];
+const STREAM: &[&str] = &["window", "windows"];
+const COMPRESS_ONCE: &[&str] = &["context", "score", "continuation", "floor"];
+const BOTH: &[&str] = &["kind", "bos", "chunk", "latency", "sweep"];
+
+/// Positions beyond any model's context.
+const MAX_TOKENS: i64 = 1 << 24;
+
+/// What `[protocol]` says beside the protocol itself.
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    chunk: usize,
+    latency_steps: usize,
+}
+
+/// The plan that a tree describes; `default_name` serves when it has no `name`.
+pub fn resolve(tree: &Table, default_name: &str, diagnostics: &mut Diagnostics) -> Option<Plan> {
+    let at = At {
+        source: 0,
+        offset: 0,
+    };
+    let mut top = Reader {
+        table: tree,
+        path: String::new(),
+        at,
+        diagnostics,
+    };
+    top.only(KEYS);
+    schema(&mut top);
+    let name = name(&mut top, default_name);
+    let seed = top.int("seed", 0..=i64::MAX).unwrap_or(0);
+    let threads = top.count("threads", 1..=1024);
+    let model = model(&mut top);
+    let (data, documents) = data(&mut top);
+    let (protocols, running) = protocols(&mut top, documents);
+    let calibration = calibration(&mut top, &data);
+    let resolved = match tree.entry("strategy") {
+        Some(list) => strategies::resolve(list, diagnostics),
+        None => {
+            top.missing("strategy", "add a [[strategy]] with e.g. encode = \"q8_0\"");
+            Vec::new()
+        }
+    };
+    if tree.get("calibration").is_none() {
+        strategies::require_calibration(&resolved, diagnostics);
+    }
+    let origins = origins(tree, &resolved, diagnostics);
+    diagnostics.is_clean().then(|| Plan {
+        schema: 1,
+        name,
+        model: model.unwrap_or_default(),
+        data,
+        protocols,
+        strategies: resolved.into_iter().map(|r| r.strategy).collect(),
+        chunk: running.chunk,
+        seed: seed.unsigned_abs(),
+        latency_steps: running.latency_steps,
+        calibration,
+        threads,
+        origins,
+    })
+}
+
+fn schema(top: &mut Reader<'_, '_>) {
+    match top.get("schema").map(|n| (n, &n.raw)) {
+        None => top.missing("schema", "write schema = 1 at the top"),
+        Some((_, Raw::Int(1))) => {}
+        Some((node, _)) => top.wrong(node, "schema", "1, the version that this program reads"),
+    }
+}
+
+fn name(top: &mut Reader<'_, '_>, default_name: &str) -> String {
+    let Some((text, node)) = top.text("name") else {
+        return default_name.to_owned();
+    };
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let sound = !text.is_empty() && text.len() <= 80 && text.chars().all(allowed);
+    if !sound || text.starts_with('.') {
+        let must = "letters, digits, -, _ and . (it names the results' folder)";
+        top.wrong(node, "name", must);
+    }
+    text.to_owned()
+}
+
+/// The folder that paths in a node are relative to: its file's; the current one for overrides.
+fn folder(node: &Node, diagnostics: &Diagnostics) -> PathBuf {
+    let path = diagnostics.sources.get(node.at).path.as_deref();
+    path.and_then(Path::parent)
+        .unwrap_or(Path::new(""))
+        .to_owned()
+}
+
+fn looks_like_path(text: &str) -> bool {
+    let by_ending = [".gguf", ".txt", ".raw", ".md", ".toml", ".json"]
+        .iter()
+        .any(|e| text.ends_with(e));
+    by_ending || text.contains(['/', '\\']) || text == "."
+}
+
+fn model(top: &mut Reader<'_, '_>) -> Option<String> {
+    if top.get("model").is_none() {
+        let hint = format!("write model = \"{}\"", super::builtin_models()[0]);
+        top.missing("model", &hint);
+        return None;
+    }
+    let (text, node) = top.text("model")?;
+    if let Some(repo) = text.strip_prefix("hub:") {
+        if repo.split('/').filter(|p| !p.is_empty()).count() != 2 || repo.matches('/').count() != 1
+        {
+            top.wrong(node, "model", "hub:org/name");
+            return None;
+        }
+        return Some(text.to_owned());
+    }
+    if super::builtin_models().contains(&text) {
+        return Some(text.to_owned());
+    }
+    let path = folder(node, top.diagnostics).join(text);
+    if path.exists() {
+        return Some(path.display().to_string());
+    }
+    let (what, hint) = if looks_like_path(text) {
+        let what = format!("there is no file or folder `{}`", path.display());
+        let hint = "paths are relative to the TOML; a model of the hub is hub:org/name".to_owned();
+        (what, Some(hint))
+    } else {
+        let known = super::builtin_models();
+        let what = format!(
+            "no model is called \"{text}\"; built in are {}, else hub:org/name or a path",
+            quoted(&known)
+        );
+        (what, did_you_mean(text, known))
+    };
+    top.diagnostics.at(node.at, "model", what, hint);
+    None
+}
+
+fn text_ref(text: &str, node: &Node, key: &str, diagnostics: &mut Diagnostics) -> Option<DataRef> {
+    let path = folder(node, diagnostics).join(text);
+    let found = match DataRef::named(text) {
+        Err(DataError::Unknown { .. }) if looks_like_path(text) || path.is_file() => {
+            DataRef::file(text, &path)
+        }
+        other => other,
+    };
+    found
+        .map_err(|e| diagnostics.at(node.at, key, e.to_string(), None))
+        .ok()
+}
+
+/// The texts and the number of documents, `None` when it isn't given.
+fn data(top: &mut Reader<'_, '_>) -> (Vec<DataRef>, Option<(usize, At)>) {
+    let hint = "add [data] with sets = [\"quickstart-prose\"]";
+    let Some((table, at)) = top.below("data") else {
+        if top.get("data").is_none() {
+            top.missing("data", hint);
+        }
+        return (Vec::new(), None);
+    };
+    let mut reader = Reader {
+        table,
+        path: "data".into(),
+        at,
+        diagnostics: top.diagnostics,
+    };
+    reader.only(&["sets", "documents"]);
+    let documents = reader.count("documents", 1..=100_000);
+    let documents = documents.zip(table.entry("documents").map(|e| e.key_at));
+    let nodes: Vec<&Node> = match reader.get("sets") {
+        None => {
+            reader.missing("sets", "write sets = [\"quickstart-prose\"]");
+            Vec::new()
+        }
+        Some(node) => match &node.raw {
+            Raw::List(items) if !items.is_empty() => items.iter().collect(),
+            Raw::Text(_) => vec![node],
+            _ => {
+                reader.wrong(node, "sets", "a list of names or paths of texts");
+                Vec::new()
+            }
+        },
+    };
+    (sets(&nodes, top.diagnostics), documents)
+}
+
+fn sets(nodes: &[&Node], diagnostics: &mut Diagnostics) -> Vec<DataRef> {
+    let mut found: Vec<DataRef> = Vec::new();
+    for (i, node) in nodes.iter().enumerate() {
+        let key = format!("data.sets.{i}");
+        let Raw::Text(text) = &node.raw else {
+            let what = format!("is {}, must be a text's name or path", node.raw.show());
+            diagnostics.at(node.at, &key, what, None);
+            continue;
+        };
+        let Some(set) = text_ref(text, node, &key, diagnostics) else {
+            continue;
+        };
+        if matches!(set.split, Split::Calibration | Split::Train) {
+            let what = format!("\"{text}\" is a text for calibration or training, never evaluated");
+            let hint = Some("name a text whose split is `test`".to_owned());
+            diagnostics.at(node.at, &key, what, hint);
+        } else if found.iter().any(|f| f.sha256 == set.sha256) {
+            let what = format!("\"{text}\" is the same text as an earlier one");
+            diagnostics.at(node.at, &key, what, Some("remove one".into()));
+        }
+        found.push(set);
+    }
+    found
+}
+
+fn calibration(top: &mut Reader<'_, '_>, data: &[DataRef]) -> Option<CalibrationPlan> {
+    let (table, at) = top.below("calibration")?;
+    let mut reader = Reader {
+        table,
+        path: "calibration".into(),
+        at,
+        diagnostics: top.diagnostics,
+    };
+    reader.only(&["set", "tokens"]);
+    let tokens = reader.count("tokens", 1..=MAX_TOKENS);
+    if reader.get("set").is_none() {
+        reader.missing("set", "write set = \"calibration-mixed\"");
+    }
+    let (text, node) = reader.text("set")?;
+    let set = text_ref(text, node, "calibration.set", top.diagnostics)?;
+    let evaluated = data.iter().any(|d| d.sha256 == set.sha256);
+    if set.split == Split::Test || evaluated {
+        let why = match evaluated {
+            true => "is evaluated in this experiment",
+            false => "belongs to the test split",
+        };
+        let what = format!("\"{text}\" {why}: nothing may be fitted to it");
+        let hint = Some("take \"calibration-mixed\" or a text of your own".to_owned());
+        top.diagnostics.at(node.at, "calibration.set", what, hint);
+    }
+    Some(CalibrationPlan {
+        data: set,
+        tokens: tokens.unwrap_or(4096),
+    })
+}
+
+fn protocols(top: &mut Reader<'_, '_>, documents: Option<(usize, At)>) -> (Vec<Protocol>, Running) {
+    let mut running = Running {
+        chunk: 512,
+        latency_steps: 16,
+    };
+    let Some((table, at)) = top.below("protocol") else {
+        if top.get("protocol").is_none() {
+            top.missing("protocol", "add [protocol] with kind = \"compress-once\"");
+        }
+        return (Vec::new(), running);
+    };
+    let mut reader = Reader {
+        table,
+        path: "protocol".into(),
+        at,
+        diagnostics: top.diagnostics,
+    };
+    running.chunk = reader.count("chunk", 1..=65_536).unwrap_or(512);
+    running.latency_steps = latency(&mut reader);
+    if reader.get("kind").is_none() {
+        reader.missing("kind", "write kind = \"compress-once\" or \"stream\"");
+    }
+    let kinds = [("stream", STREAM), ("compress-once", COMPRESS_ONCE)];
+    let Some(own) = reader.choice("kind", &kinds) else {
+        reader.only(&[BOTH, STREAM, COMPRESS_ONCE].concat());
+        return (Vec::new(), running);
+    };
+    let is_stream = own == STREAM;
+    belongs(&mut reader, own);
+    if let (true, Some((_, at))) = (is_stream, documents) {
+        let hint = Some("write `windows` in [protocol]".to_owned());
+        let what = "belongs to compress-once, the protocol is stream";
+        reader.diagnostics.at(at, "data.documents", what, hint);
+    }
+    let documents = documents.map_or(4, |(n, _)| n);
+    let mut protocols = Vec::new();
+    for variant in expand(table, "protocol", top.diagnostics) {
+        let mut reader = Reader {
+            table: &variant.table,
+            path: "protocol".into(),
+            at,
+            diagnostics: top.diagnostics,
+        };
+        let protocol = match is_stream {
+            true => stream(&mut reader),
+            false => compress_once(&mut reader, documents),
+        };
+        if protocols.contains(&protocol) && top.diagnostics.is_clean() {
+            let what = "two combinations of the sweep are the same protocol";
+            top.diagnostics
+                .at(at, "protocol", what, Some("remove one".into()));
+        }
+        protocols.push(protocol);
+    }
+    (protocols, running)
+}
+
+/// Reports keys of the other protocol as such, and unknown ones.
+fn belongs(reader: &mut Reader<'_, '_>, own: &[&str]) {
+    let (other, here) = match own == STREAM {
+        true => (COMPRESS_ONCE, "stream"),
+        false => (STREAM, "compress-once"),
+    };
+    for entry in &reader.table.0 {
+        if other.contains(&entry.key.as_str()) {
+            let key = reader.key(&entry.key);
+            let what = format!("belongs to another protocol, this one is {here}");
+            let hint = match (here, &entry.key[..]) {
+                ("compress-once", "windows") => "write `documents` in [data]".to_owned(),
+                _ => format!("{here} takes: {}", own.join(", ")),
+            };
+            reader.diagnostics.at(entry.key_at, &key, what, Some(hint));
+        }
+    }
+    let known: Vec<&str> = [BOTH, own, other].concat();
+    reader.only(&known);
+}
+
+fn latency(reader: &mut Reader<'_, '_>) -> usize {
+    let Some((table, at)) = reader.below("latency") else {
+        return 16;
+    };
+    let mut below = Reader {
+        table,
+        path: "protocol.latency".into(),
+        at,
+        diagnostics: reader.diagnostics,
+    };
+    below.only(&["steps"]);
+    below.count("steps", 0..=100_000).unwrap_or(16)
+}
+
+const BOS: &[(&str, Bos)] = &[
+    ("model", Bos::Model),
+    ("always", Bos::Always),
+    ("never", Bos::Never),
+];
+
+fn stream(reader: &mut Reader<'_, '_>) -> Protocol {
+    Protocol::Stream {
+        window: reader.count("window", 2..=MAX_TOKENS).unwrap_or(2048),
+        windows: reader.count("windows", 1..=100_000).unwrap_or(8),
+        bos: reader.choice("bos", BOS).unwrap_or_default(),
+    }
+}
+
+fn compress_once(reader: &mut Reader<'_, '_>, documents: usize) -> Protocol {
+    let continuations = [
+        ("strategy", Continuation::Strategy),
+        ("exact", Continuation::Exact),
+    ];
+    Protocol::CompressOnce {
+        context: reader.count("context", 1..=MAX_TOKENS).unwrap_or(1024),
+        score: reader.count("score", 1..=MAX_TOKENS).unwrap_or(256),
+        documents,
+        continuation: reader
+            .choice("continuation", &continuations)
+            .unwrap_or(Continuation::Strategy),
+        floor: reader.flag("floor").unwrap_or(false),
+        bos: reader.choice("bos", BOS).unwrap_or_default(),
+    }
+}
+
+fn origins(tree: &Table, resolved: &[strategies::Resolved], diagnostics: &Diagnostics) -> Origins {
+    let mut places = BTreeMap::new();
+    for entry in &tree.0 {
+        places.insert(entry.key.clone(), diagnostics.sources.locate(entry.key_at));
+        if let Raw::Table(table) = &entry.node.raw {
+            for below in &table.0 {
+                let key = format!("{}.{}", entry.key, below.key);
+                places.insert(key, diagnostics.sources.locate(below.node.at));
+            }
+        }
+    }
+    for (i, r) in resolved.iter().enumerate() {
+        for (key, place) in &r.places {
+            places.insert(format!("strategy.{i}.{key}"), place.clone());
+        }
+    }
+    Origins(places)
+}

@@ -1,0 +1,346 @@
+//! Texts: from a name or a path in an experiment to checked bytes, documents and token windows.
+//!
+//! A text is looked for in this order: the path itself; the program (texts of this project); the data directory
+//! (`--data-dir`, else `KVLAB_DATA`); `datasets/` under the current folder; the Hugging Face hub. Invariant: whatever is
+//! found has the sha256 that the experiment's plan names, or is refused.
+
+#[cfg(feature = "hub")]
+mod hub;
+pub mod manifest;
+mod text;
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+pub use manifest::Split;
+pub use text::Passage;
+
+use manifest::DataSet;
+
+/// What can go wrong with a text. One line each, ending in what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// The manifest can't be read.
+    #[error("datasets/manifest.toml: {0}")]
+    Manifest(String),
+    /// No text of that name.
+    #[error(
+        "no text is called `{name}`{hint}: name one of {known}, or a file with a path such as ./{name}.txt"
+    )]
+    Unknown {
+        /// The name asked for.
+        name: String,
+        /// " (did you mean ...?)" or nothing.
+        hint: String,
+        /// Names of the manifest.
+        known: String,
+    },
+    /// The text is nowhere.
+    #[error("text `{name}` is not on this machine (looked for {tried}): {how}")]
+    NotFound {
+        /// The text.
+        name: String,
+        /// Places that were tried.
+        tried: String,
+        /// How to get it.
+        how: String,
+    },
+    /// A file can't be read.
+    #[error("can't read `{path}`: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Another edition of the text.
+    #[error(
+        "`{place}` is another edition of `{name}`: sha256 {got}, expected {expected}; get the original, or name the file by its path"
+    )]
+    Checksum {
+        /// The text.
+        name: String,
+        /// Where it was found.
+        place: String,
+        /// Its sum.
+        got: String,
+        /// The sum it must have.
+        expected: String,
+    },
+    /// Not UTF-8.
+    #[error("`{name}` is not UTF-8 text (byte {offset}): convert it first")]
+    NotText {
+        /// The text.
+        name: String,
+        /// The first offending byte.
+        offset: usize,
+    },
+    /// Nothing in it.
+    #[error("`{name}` is empty: name a text with words in it")]
+    Empty {
+        /// The text.
+        name: String,
+    },
+    /// Fewer tokens than the windows need.
+    #[error("`{name}` has {got} tokens, {n} x {window} need {needed}: {advice}")]
+    TooShort {
+        /// The text.
+        name: String,
+        /// Its tokens.
+        got: usize,
+        /// Tokens needed.
+        needed: usize,
+        /// Windows asked for.
+        n: usize,
+        /// Tokens of a window.
+        window: usize,
+        /// What to change.
+        advice: String,
+    },
+    /// One document is too short.
+    #[error(
+        "{name} has {got} tokens, {needed} are needed (context + score): make them smaller or take longer documents"
+    )]
+    ShortDocument {
+        /// Document and text.
+        name: String,
+        /// Its tokens.
+        got: usize,
+        /// Tokens needed.
+        needed: usize,
+    },
+    /// Fewer documents than asked for.
+    #[error(
+        "`{name}` has {got} documents, {asked} are asked for: set data.documents to {got} or less"
+    )]
+    TooFewDocuments {
+        /// The text.
+        name: String,
+        /// Documents it has.
+        got: usize,
+        /// Documents asked for.
+        asked: usize,
+    },
+    /// The hub did not give it.
+    #[error(
+        "can't fetch `{name}` from the hub ({repo}): {reason}; check the network, or put the file at DIR/{file} and give --data-dir DIR"
+    )]
+    Hub {
+        /// The text.
+        name: String,
+        /// The repository.
+        repo: String,
+        /// The reason.
+        reason: String,
+        /// Its path in a data directory.
+        file: String,
+    },
+}
+
+/// A text as a plan names it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataRef {
+    /// The manifest's name, or the path as the experiment gives it.
+    pub name: String,
+    /// The file, for a text that is named by its path.
+    pub path: Option<PathBuf>,
+    /// Of the whole file, lower-case hex.
+    pub sha256: String,
+    /// What it may be used for.
+    pub split: Split,
+    /// What kind of text it is.
+    pub domain: Option<String>,
+    /// What stands alone on the line between two documents.
+    pub separator: Option<String>,
+}
+
+/// A text in memory, its sum checked.
+#[derive(Debug, Clone)]
+pub struct Text {
+    /// Name in messages and tables.
+    pub name: String,
+    /// Of the whole file, lower-case hex.
+    pub sha256: String,
+    /// The whole file.
+    pub text: String,
+    /// What stands alone on the line between two documents.
+    pub separator: Option<String>,
+}
+
+/// Where texts are looked for.
+#[derive(Debug, Clone, Default)]
+pub struct Lookup {
+    /// The data directory: `--data-dir`, else `KVLAB_DATA`.
+    pub data_dir: Option<PathBuf>,
+    /// Whether to ask the hub for what isn't here.
+    pub network: Network,
+}
+
+/// Whether the network may be used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Network {
+    /// What isn't on this machine is fetched.
+    #[default]
+    Allowed,
+    /// Only what is on this machine is used.
+    Offline,
+}
+
+impl DataRef {
+    /// The text of the manifest called `name`.
+    ///
+    /// # Errors
+    /// [`DataError::Unknown`] with the known names and the nearest one.
+    pub fn named(name: &str) -> Result<Self, DataError> {
+        let set = set_named(name)?;
+        Ok(Self {
+            name: set.name,
+            path: None,
+            sha256: set.sha256,
+            split: set.split,
+            domain: Some(set.domain),
+            separator: set.separator,
+        })
+    }
+
+    /// A file of the user's. A line that holds a form feed alone separates documents, when there is one.
+    ///
+    /// # Errors
+    /// [`DataError::Io`], [`DataError::NotText`], [`DataError::Empty`].
+    pub fn file(name: &str, path: &Path) -> Result<Self, DataError> {
+        let bytes = read(path)?;
+        let sha256 = sha256_hex(&bytes);
+        let text = decode(name, bytes)?;
+        Ok(Self {
+            name: name.to_owned(),
+            path: Some(path.to_owned()),
+            sha256,
+            split: Split::Own,
+            domain: None,
+            separator: text
+                .lines()
+                .any(|l| l == "\u{c}")
+                .then(|| "\u{c}".to_owned()),
+        })
+    }
+
+    /// Reads the text and checks it.
+    ///
+    /// # Errors
+    /// Any [`DataError`] about finding, reading or checking a file.
+    pub fn load(&self, lookup: &Lookup) -> Result<Text, DataError> {
+        let (bytes, place) = match &self.path {
+            Some(path) => (read(path)?, path.display().to_string()),
+            None => find(&set_named(&self.name)?, lookup)?,
+        };
+        let got = sha256_hex(&bytes);
+        if got != self.sha256 {
+            return Err(DataError::Checksum {
+                name: self.name.clone(),
+                place,
+                got,
+                expected: self.sha256.clone(),
+            });
+        }
+        Ok(Text {
+            name: self.name.clone(),
+            sha256: got,
+            text: decode(&self.name, bytes)?,
+            separator: self.separator.clone(),
+        })
+    }
+}
+
+fn set_named(name: &str) -> Result<DataSet, DataError> {
+    let sets = manifest::all()?;
+    if let Some(set) = sets.iter().find(|s| s.name == name) {
+        return Ok(set.clone());
+    }
+    let names: Vec<&str> = sets.iter().map(|s| s.name.as_str()).collect();
+    Err(DataError::Unknown {
+        name: name.to_owned(),
+        hint: crate::config::did_you_mean(name, names.iter().copied())
+            .map_or(String::new(), |h| format!(" ({h})")),
+        known: names.join(", "),
+    })
+}
+
+/// A named text's bytes, and where they were found.
+fn find(set: &DataSet, lookup: &Lookup) -> Result<(Vec<u8>, String), DataError> {
+    if let Some(bytes) = manifest::embedded(&set.file) {
+        return Ok((bytes.to_vec(), "the program itself".to_owned()));
+    }
+    let mut tried = Vec::new();
+    for dir in lookup
+        .data_dir
+        .iter()
+        .map(PathBuf::as_path)
+        .chain([Path::new("datasets")])
+    {
+        let path = dir.join(&set.file);
+        if path.is_file() {
+            return Ok((read(&path)?, path.display().to_string()));
+        }
+        tried.push(path.display().to_string());
+    }
+    if let (Some(file), Network::Allowed) = (&set.hub, lookup.network) {
+        return fetch(set, file);
+    }
+    Err(DataError::NotFound {
+        name: set.name.clone(),
+        tried: tried.join(", "),
+        how: format!(
+            "put it at DIR/{} and give --data-dir DIR or set KVLAB_DATA (origin: {})",
+            set.file, set.origin
+        ),
+    })
+}
+
+#[cfg(feature = "hub")]
+fn fetch(set: &DataSet, file: &manifest::HubFile) -> Result<(Vec<u8>, String), DataError> {
+    let bytes = hub::fetch(file).map_err(|reason| hub_error(set, file, reason))?;
+    Ok((bytes, format!("{} on the hub", file.repo)))
+}
+
+#[cfg(not(feature = "hub"))]
+fn fetch(set: &DataSet, file: &manifest::HubFile) -> Result<(Vec<u8>, String), DataError> {
+    let reason = "this build has no downloads (feature `hub`)".to_owned();
+    Err(hub_error(set, file, reason))
+}
+
+fn hub_error(set: &DataSet, file: &manifest::HubFile, reason: String) -> DataError {
+    DataError::Hub {
+        name: set.name.clone(),
+        repo: file.repo.clone(),
+        reason,
+        file: set.file.clone(),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, DataError> {
+    std::fs::read(path).map_err(|source| DataError::Io {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn decode(name: &str, bytes: Vec<u8>) -> Result<String, DataError> {
+    let text = String::from_utf8(bytes).map_err(|e| DataError::NotText {
+        name: name.to_owned(),
+        offset: e.utf8_error().valid_up_to(),
+    })?;
+    if text.trim().is_empty() {
+        return Err(DataError::Empty {
+            name: name.to_owned(),
+        });
+    }
+    Ok(text)
+}
+
+/// The sha256 of bytes, lower-case hex.
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    let digest = Sha256::digest(bytes);
+    digest.iter().map(|b| format!("{b:02x}")).collect()
+}
