@@ -194,6 +194,17 @@ pub fn read_file(path: &Path, diagnostics: &mut Diagnostics) -> Option<Table> {
     read_chain(path, None, &mut chain, diagnostics)
 }
 
+type Refusal = (String, Option<String>);
+
+fn read_text(path: &Path) -> Result<String, Refusal> {
+    let bytes = std::fs::read(path).map_err(|e| {
+        let hint = "name an experiment's TOML file, e.g. experiments/quickstart.toml";
+        let what = format!("can't read `{}`: {e}", path.display());
+        (what, Some(hint.to_owned()))
+    })?;
+    String::from_utf8(bytes).map_err(|_| (format!("`{}` is not UTF-8 text", path.display()), None))
+}
+
 fn read_chain(
     path: &Path,
     named_at: Option<At>,
@@ -204,19 +215,10 @@ fn read_chain(
         Some(at) => diagnostics.at(at, "extends", what, hint),
         None => diagnostics.anywhere("", what, hint),
     };
-    let text = match std::fs::read(path) {
-        Ok(bytes) => match String::from_utf8(bytes) {
-            Ok(text) => text,
-            Err(_) => {
-                complain(format!("`{}` is not UTF-8 text", path.display()), None);
-                return None;
-            }
-        },
-        Err(e) => {
-            complain(
-                format!("can't read `{}`: {e}", path.display()),
-                Some("name an experiment's TOML file, e.g. experiments/quickstart.toml".into()),
-            );
+    let text = match read_text(path) {
+        Ok(text) => text,
+        Err((what, hint)) => {
+            complain(what, hint);
             return None;
         }
     };
@@ -301,8 +303,6 @@ fn place_at(node: &mut Node, at: At) {
         _ => {}
     }
 }
-
-type Refusal = (String, Option<String>);
 
 fn set_path(table: &mut Table, keys: &[&str], at: At, value: Node) -> Result<(), Refusal> {
     let (key, rest) = match keys {

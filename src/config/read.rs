@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::problems::{Diagnostics, did_you_mean};
+use super::problems::{Diagnostics, did_you_mean, nearest};
 use super::raw::{At, Entry, Node, Raw, Table};
 
 /// Words that mean opposite things in different tools, or another tool's word for one of ours.
@@ -103,8 +103,16 @@ impl<'a> Reader<'a, '_> {
         self.diagnostics.at(node.at, &key, what, None);
     }
 
-    /// Reports a key that isn't there.
+    /// Reports a key that isn't there. Silent when a misspelling of it is: that is told already.
     pub fn missing(&mut self, key: &str, hint: &str) {
+        if self
+            .table
+            .0
+            .iter()
+            .any(|e| nearest(&e.key, [key]).is_some())
+        {
+            return;
+        }
         let key = self.key(key);
         self.diagnostics
             .at(self.at, &key, "is missing", Some(hint.to_owned()));

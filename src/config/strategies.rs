@@ -102,19 +102,7 @@ fn one(variant: Variant, path: &str, at: At, diagnostics: &mut Diagnostics) -> O
         at,
         diagnostics,
     };
-    let tail = reader.count("tail", 0..=MAX_ROWS);
-    let sinks = reader.count("sinks", 0..=MAX_ROWS);
-    let exact = reader.choice(
-        "exact",
-        &[("f16", ExactFormat::F16), ("f32", ExactFormat::F32)],
-    );
-    let keys = reader.choice(
-        "keys",
-        &[
-            ("post_rope", KeyForm::PostRope),
-            ("pre_rope", KeyForm::PreRope),
-        ],
-    );
+    let rows = exact_rows(&mut reader);
     let label = label(&mut reader);
     let before = diagnostics.count();
     let mut part = |kind: Kind| {
@@ -134,7 +122,6 @@ fn one(variant: Variant, path: &str, at: At, diagnostics: &mut Diagnostics) -> O
         return None;
     }
     let mut strategy = Strategy {
-        label: String::new(),
         retain,
         project_k,
         project_v,
@@ -142,10 +129,7 @@ fn one(variant: Variant, path: &str, at: At, diagnostics: &mut Diagnostics) -> O
         encode_v,
         pack,
         place,
-        keys: keys.unwrap_or_default(),
-        tail: tail.unwrap_or(0),
-        sinks: sinks.unwrap_or(0),
-        exact: exact.unwrap_or_default(),
+        ..rows
     };
     strategy.label = match label {
         Some(label) => with_varied(label, &variant),
@@ -156,6 +140,30 @@ fn one(variant: Variant, path: &str, at: At, diagnostics: &mut Diagnostics) -> O
         at: table.entry("label").map_or(at, |e| e.key_at),
         strategy,
     })
+}
+
+/// What a strategy says without stages, over the exact format.
+fn exact_rows(reader: &mut Reader<'_, '_>) -> Strategy {
+    let tail = reader.count("tail", 0..=MAX_ROWS);
+    let sinks = reader.count("sinks", 0..=MAX_ROWS);
+    let exact = reader.choice(
+        "exact",
+        &[("f16", ExactFormat::F16), ("f32", ExactFormat::F32)],
+    );
+    let keys = reader.choice(
+        "keys",
+        &[
+            ("post_rope", KeyForm::PostRope),
+            ("pre_rope", KeyForm::PreRope),
+        ],
+    );
+    Strategy {
+        keys: keys.unwrap_or_default(),
+        tail: tail.unwrap_or(0),
+        sinks: sinks.unwrap_or(0),
+        exact: exact.unwrap_or_default(),
+        ..Strategy::bare("f16")
+    }
 }
 
 fn places(table: &Table, at: At, diagnostics: &Diagnostics) -> BTreeMap<String, Location> {
