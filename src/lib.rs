@@ -11,3 +11,4 @@ pub mod compute;
 pub mod config;
 pub mod data;
 pub mod eval;
+pub mod model;
