@@ -10,5 +10,6 @@ pub mod cache;
 pub mod compute;
 pub mod config;
 pub mod data;
+pub mod engine;
 pub mod eval;
 pub mod model;

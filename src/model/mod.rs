@@ -5,11 +5,15 @@
 //! this module asks which format a model came from. Invariant: no content of a file can make the loader panic, overflow
 //! or allocate more than a small multiple of the file's size; whatever is wrong is a one-line [`ModelError`].
 
+pub mod geometry;
 pub mod gguf;
+pub mod ops;
 pub mod safetensors;
 pub mod source;
 pub mod spec;
+pub mod tiny;
 pub mod tokenizer;
+pub mod transformer;
 pub mod weights;
 
 use std::path::{Path, PathBuf};

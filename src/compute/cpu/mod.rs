@@ -1,7 +1,11 @@
-//! Kernels on the CPU. Every reduction has one fixed order, whatever the number of rows, threads or vector lanes.
+//! Kernels on the CPU, and the `cpu` backend made of them. Every reduction has one fixed order, whatever the number of
+//! rows, threads or vector lanes.
 
+pub mod backend;
 pub mod gemm;
 pub mod linear;
 #[cfg(target_arch = "x86_64")]
 mod tile;
 pub mod vector;
+
+pub use backend::Cpu;

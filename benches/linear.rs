@@ -1,0 +1,136 @@
+//! Linear layers against this machine's peak: `cargo bench --bench linear`.
+//!
+//! CPU time of the process is measured, so a busy machine distorts the numbers little. `peak` is what the tile reaches on
+//! operands in the first-level cache, `read` what one pass over memory reaches: the quotient of two throughputs is what a
+//! layer makes of the machine. Decoding walks through more weights than the caches hold, as a model does.
+
+use std::convert::Infallible;
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::measurement::{Measurement, ValueFormatter, WallTime};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use kvlab::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
+use kvlab::compute::cpu::linear::Packed;
+use kvlab::engine::clock::{Clock, Reading, SystemClock};
+
+/// Process CPU time.
+struct CpuTime(SystemClock);
+
+impl Measurement for CpuTime {
+    type Intermediate = Reading;
+    type Value = Duration;
+
+    fn start(&self) -> Reading {
+        self.0.read()
+    }
+
+    fn end(&self, start: Reading) -> Duration {
+        self.0.read().since(start).cpu
+    }
+
+    fn add(&self, a: &Duration, b: &Duration) -> Duration {
+        *a + *b
+    }
+
+    fn zero(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn to_f64(&self, value: &Duration) -> f64 {
+        WallTime.to_f64(value)
+    }
+
+    fn formatter(&self) -> &dyn ValueFormatter {
+        WallTime.formatter()
+    }
+}
+
+fn values(n: usize) -> Vec<f32> {
+    (0..n).map(|i| (i % 251) as f32 * 0.01 - 1.25).collect()
+}
+
+fn layer(n_out: usize, n_in: usize) -> Packed {
+    let read = |_, out: &mut [f32]| {
+        out.copy_from_slice(&values(out.len()));
+        Ok::<(), Infallible>(())
+    };
+    match Packed::pack((n_out, n_in), read) {
+        Ok(packed) => packed,
+        Err(never) => match never {},
+    }
+}
+
+/// One row-block and one panel that stay in the first-level cache: what the tile itself can reach.
+fn peak(c: &mut Criterion<CpuTime>) {
+    let (m, n, k) = (6, 64, 64);
+    let (a, b, mut y) = (values(m * k), values(k * n), vec![0.0; m * n]);
+    let mut group = c.benchmark_group("peak");
+    group.throughput(Throughput::Elements((2 * m * n * k) as u64));
+    group.bench_function("tile 6x64x64 (flop/s)", |bench| {
+        bench.iter(|| {
+            let (a, b) = (black_box(&a), black_box(&b));
+            let (a, b) = (Mat { data: a, stride: k }, Mat { data: b, stride: n });
+            gemm(
+                Dims { m, n, k },
+                a,
+                b,
+                MatMut {
+                    data: &mut y,
+                    stride: n,
+                },
+            );
+        })
+    });
+}
+
+fn prefill(c: &mut Criterion<CpuTime>) {
+    let mut group = c.benchmark_group("prefill");
+    for (n_out, n_in) in [(1536, 576), (576, 1536), (576, 576)] {
+        let packed = layer(n_out, n_in);
+        for n_rows in [16, 512] {
+            let (x, mut y) = (values(n_rows * n_in), vec![0.0; n_rows * n_out]);
+            group.throughput(Throughput::Elements((2 * n_rows * n_out * n_in) as u64));
+            group.bench_function(
+                format!("{n_in} to {n_out}, {n_rows} rows (flop/s)"),
+                |bench| bench.iter(|| packed.apply(black_box(&x), None, &mut y)),
+            );
+        }
+    }
+}
+
+fn decode(c: &mut Criterion<CpuTime>) {
+    let (n_out, n_in) = (1536, 576);
+    let layers: Vec<Packed> = (0..60).map(|_| layer(n_out, n_in)).collect();
+    let (x, mut y) = (values(n_in), vec![0.0; n_out]);
+    let mut group = c.benchmark_group("decode");
+    group.throughput(Throughput::Bytes((4 * layers.len() * n_out * n_in) as u64));
+    let mut run = || {
+        layers
+            .iter()
+            .for_each(|l| l.apply(black_box(&x), None, &mut y))
+    };
+    group.bench_function("60 layers 576 to 1536, 1 row (bytes/s)", |bench| {
+        bench.iter(|| rayon::scope(|_| run()))
+    });
+}
+
+fn read(c: &mut Criterion<CpuTime>) {
+    let x = values(60 * 1536 * 576);
+    let mut group = c.benchmark_group("read");
+    group.throughput(Throughput::Bytes(4 * x.len() as u64));
+    group.bench_function("largest of as many f32 (bytes/s)", |bench| {
+        bench.iter(|| kvlab::compute::cpu::vector::max(black_box(&x)))
+    });
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .with_measurement(CpuTime(SystemClock::new()))
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(2));
+    targets = peak, prefill, read, decode
+}
+criterion_main!(benches);
