@@ -7,6 +7,8 @@
 
 pub mod bundle;
 pub mod cache;
+pub mod cli;
+pub mod commands;
 pub mod compute;
 pub mod config;
 pub mod data;

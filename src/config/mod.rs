@@ -8,6 +8,7 @@
 mod plan;
 mod presets;
 mod problems;
+mod protocols;
 mod raw;
 mod read;
 mod resolve;
@@ -24,6 +25,7 @@ pub use plan::{
 };
 pub use presets::{PRESETS, Preset};
 pub use problems::{Location, Problem, Problems, did_you_mean, nearest};
+pub use protocols::{PROTOCOLS, ProtocolDef};
 pub use strategies::describe;
 
 use crate::cache::rope::{PairLayout, Rope};

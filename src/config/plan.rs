@@ -213,20 +213,23 @@ impl Plan {
     pub fn check_model(&self, model: &ModelLimits<'_>) -> Result<(), Problems> {
         let mut problems = Problems::default();
         for protocol in &self.protocols {
-            let needed = protocol.n_tokens() + self.latency_steps;
+            // Timed steps follow a window; in compress-once they repeat the continuation's first positions.
+            let (key, words, needed) = match protocol {
+                Protocol::Stream { window, .. } => (
+                    "protocol.window",
+                    format!("a window of {window} + {} timed steps", self.latency_steps),
+                    window + self.latency_steps,
+                ),
+                Protocol::CompressOnce { context, score, .. } => (
+                    "protocol.context",
+                    format!("context {context} + score {score}"),
+                    context + score,
+                ),
+            };
             if needed > model.context_length {
-                let (key, words) = match protocol {
-                    Protocol::Stream { window, .. } => {
-                        ("protocol.window", format!("a window of {window}"))
-                    }
-                    Protocol::CompressOnce { context, score, .. } => (
-                        "protocol.context",
-                        format!("context {context} + score {score}"),
-                    ),
-                };
                 let what = format!(
-                    "{words} + {} timed decode steps need {needed} positions, `{}` has {}",
-                    self.latency_steps, model.name, model.context_length
+                    "{words} need {needed} positions, `{}` has {}",
+                    model.name, model.context_length
                 );
                 problems.push(self.problem(key, key, what, Some("make them smaller")));
             }

@@ -7,8 +7,8 @@ use super::plan::{Bos, CalibrationPlan, Origins, Plan, Protocol};
 use super::problems::{Diagnostics, did_you_mean};
 use super::raw::{At, Node, Raw, Table};
 use super::read::{Reader, quoted};
-use super::strategies;
 use super::sweep::expand;
+use super::{protocols, strategies};
 use crate::cache::Continuation;
 use crate::data::{DataError, DataRef, Split};
 
@@ -24,8 +24,8 @@ const KEYS: &[&str] = &[
     "calibration",
     "strategy",
 ];
-const STREAM: &[&str] = &["window", "windows"];
-const COMPRESS_ONCE: &[&str] = &["context", "score", "continuation", "floor"];
+const STREAM: &[&str] = protocols::STREAM.keys;
+const COMPRESS_ONCE: &[&str] = protocols::COMPRESS_ONCE.keys;
 const BOTH: &[&str] = &["kind", "bos", "chunk", "latency", "sweep"];
 
 /// Positions beyond any model's context.
@@ -57,7 +57,7 @@ pub fn resolve(tree: &Table, default_name: &str, diagnostics: &mut Diagnostics) 
     let threads = top.count("threads", 1..=1024);
     let model = model(&mut top);
     let (data, documents) = data(&mut top);
-    let (protocols, running) = protocols(&mut top, documents);
+    let (protocols, running) = protocol(&mut top, documents);
     let calibration = calibration(&mut top, &data);
     let resolved = match tree.entry("strategy") {
         Some(list) => strategies::resolve(list, diagnostics),
@@ -264,7 +264,7 @@ fn calibration(top: &mut Reader<'_, '_>, data: &[DataRef]) -> Option<Calibration
     })
 }
 
-fn protocols(top: &mut Reader<'_, '_>, documents: Option<(usize, At)>) -> (Vec<Protocol>, Running) {
+fn protocol(top: &mut Reader<'_, '_>, documents: Option<(usize, At)>) -> (Vec<Protocol>, Running) {
     let mut running = Running {
         chunk: 512,
         latency_steps: 16,
@@ -286,7 +286,10 @@ fn protocols(top: &mut Reader<'_, '_>, documents: Option<(usize, At)>) -> (Vec<P
     if reader.get("kind").is_none() {
         reader.missing("kind", "write kind = \"compress-once\" or \"stream\"");
     }
-    let kinds = [("stream", STREAM), ("compress-once", COMPRESS_ONCE)];
+    let kinds = [
+        (protocols::STREAM.name, STREAM),
+        (protocols::COMPRESS_ONCE.name, COMPRESS_ONCE),
+    ];
     let Some(own) = reader.choice("kind", &kinds) else {
         reader.only(&[BOTH, STREAM, COMPRESS_ONCE].concat());
         return (Vec::new(), running);

@@ -1,0 +1,134 @@
+//! The command line: definitions only. What a command does stands in `commands`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+const EXAMPLES: &str = "\
+First steps:
+  kvlab list                                   what there is: stages, presets, protocols, texts, models
+  kvlab check experiments/quickstart.toml      is the experiment sound?
+  kvlab plan  experiments/quickstart.toml      what it would run, and the bytes of each strategy
+
+Exit codes: 0 ok, 1 a comparison says regression, 2 refused before work, 3 some cells failed,
+4 a bundle does not verify, 130 interrupted (run again to go on).";
+
+/// What a method of KV-cache compression really costs and gives, measured on the cache that is stored.
+#[derive(Debug, Parser)]
+#[command(name = "kvlab", version, after_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Say everything that is wrong with an experiment, and run nothing.
+    Check(CheckArgs),
+    /// List the names that experiments may use, with a line each.
+    List(ListArgs),
+}
+
+/// An experiment and the changes to it.
+#[derive(Debug, Args)]
+pub struct Experiment {
+    /// The experiment's TOML file.
+    pub file: PathBuf,
+    /// Change one setting; may be repeated. The value is TOML, a list is a sweep:
+    /// -s protocol.context=2048 -s 'strategy.0.tail=[0, 32]'
+    #[arg(short = 's', long = "set", value_name = "KEY.PATH=VALUE")]
+    pub overrides: Vec<String>,
+}
+
+/// Where models and texts are looked for.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Places {
+    /// Folder of models [default: KVLAB_HOME/models, else the user's cache folder]
+    #[arg(long, value_name = "DIR")]
+    pub models_dir: Option<PathBuf>,
+    /// Folder of texts, looked into before the hub [default: KVLAB_DATA]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+}
+
+/// `kvlab run`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  kvlab run experiments/quickstart.toml
+  kvlab run experiments/wikitext2.toml -s protocol.windows=2 --data-dir data
+A run that was stopped goes on where it was when the same command is given again.")]
+pub struct RunArgs {
+    /// What to run.
+    #[command(flatten)]
+    pub experiment: Experiment,
+    /// Where to look.
+    #[command(flatten)]
+    pub places: Places,
+    /// Folder of results; the run's own folder is DIR/NAME/RUN-ID
+    #[arg(long, value_name = "DIR", default_value = "results")]
+    pub results_dir: PathBuf,
+    /// Threads; never changes a number [default: the experiment's, else all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Print the table as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// No progress, only the table
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// `kvlab check`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Every problem is told at once, with file, line, column and what to write instead; exit code 2.
+A model that is on this machine is looked at too: lengths, heads, ranks.")]
+pub struct CheckArgs {
+    /// What to check.
+    #[command(flatten)]
+    pub experiment: Experiment,
+    /// Where to look.
+    #[command(flatten)]
+    pub places: Places,
+}
+
+/// `kvlab list`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  kvlab list encode        the formats of rows, with their parameters
+  kvlab list presets       named strategies and the lines they stand for
+  kvlab list --json")]
+pub struct ListArgs {
+    /// Only this kind
+    pub kind: Option<Listed>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What can be listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Listed {
+    /// Which rows live.
+    Retain,
+    /// Linear maps of rows.
+    Project,
+    /// Rows to bytes.
+    Encode,
+    /// Bytes to fewer bytes, exactly.
+    Pack,
+    /// Where pages live.
+    Place,
+    /// Named strategies.
+    Presets,
+    /// How a cache is judged.
+    Protocols,
+    /// Texts by name.
+    Texts,
+    /// Built-in models.
+    Models,
+}

@@ -1,0 +1,35 @@
+//! `kvlab check`: everything that is wrong with an experiment, at once.
+
+use std::io::Write;
+
+use super::{Exit, load_plan, lookup};
+use crate::cli::CheckArgs;
+use crate::data::{Lookup, Network};
+
+/// Reads the experiment and says what is wrong, or what it would run.
+///
+/// # Errors
+/// The experiment's problems, or a failed write.
+pub fn check(args: &CheckArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let plan = load_plan(&args.experiment)?;
+    let here = Lookup {
+        network: Network::Offline,
+        ..lookup(&args.places)
+    };
+    writeln!(
+        out,
+        "{}: sound; {} strategies x {} protocols x {} texts = {} cells",
+        args.experiment.file.display(),
+        plan.strategies.len(),
+        plan.protocols.len(),
+        plan.data.len(),
+        plan.strategies.len() * plan.protocols.len() * plan.data.len()
+    )?;
+    let calibration = plan.calibration.iter().map(|c| &c.data);
+    for text in plan.data.iter().chain(calibration) {
+        if let Err(e) = text.load(&here) {
+            writeln!(out, "note: {e}")?;
+        }
+    }
+    Ok(Exit::Ok)
+}

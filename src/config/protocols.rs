@@ -1,0 +1,33 @@
+//! The protocols by name: what `list` shows and which keys each takes.
+
+/// A protocol's name, documentation and own keys.
+#[derive(Debug)]
+pub struct ProtocolDef {
+    /// Name in the TOML.
+    pub name: &'static str,
+    /// One line.
+    pub doc: &'static str,
+    /// Who else measures so.
+    pub paper: &'static str,
+    /// Keys of `[protocol]` that only it takes.
+    pub keys: &'static [&'static str],
+}
+
+/// `stream`.
+pub(super) const STREAM: ProtocolDef = ProtocolDef {
+    name: "stream",
+    doc: "every token of a window is scored by a query that attends through the stored cache, as if decoded",
+    paper: "the windows of llama-perplexity, the cache read at every step",
+    keys: &["window", "windows"],
+};
+
+/// `compress-once`.
+pub(super) const COMPRESS_ONCE: ProtocolDef = ProtocolDef {
+    name: "compress-once",
+    doc: "a context is prefilled exactly, compressed once, and its continuation is scored through the stored cache",
+    paper: "as kvpress and KVzip evaluate",
+    keys: &["context", "score", "continuation", "floor"],
+};
+
+/// Every protocol.
+pub static PROTOCOLS: &[ProtocolDef] = &[STREAM, COMPRESS_ONCE];
