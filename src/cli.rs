@@ -27,8 +27,12 @@ pub struct Cli {
 pub enum Command {
     /// Say everything that is wrong with an experiment, and run nothing.
     Check(CheckArgs),
+    /// Show what an experiment would run: its cells, and the bytes of each strategy at its context.
+    Plan(PlanArgs),
     /// List the names that experiments may use, with a line each.
     List(ListArgs),
+    /// Fetch models and texts by name ahead of a run.
+    Fetch(FetchArgs),
 }
 
 /// An experiment and the changes to it.
@@ -93,6 +97,48 @@ pub struct CheckArgs {
     /// Where to look.
     #[command(flatten)]
     pub places: Places,
+}
+
+/// `kvlab plan`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The bytes are those of real caches, filled with random rows for the model's layers: what packing gains on
+real text, and the numbers of quality, only `run` can tell.
+Examples:
+  kvlab plan experiments/quickstart.toml
+  kvlab plan experiments/quickstart.toml --context 32768 --json")]
+pub struct PlanArgs {
+    /// What to plan.
+    #[command(flatten)]
+    pub experiment: Experiment,
+    /// Where to look.
+    #[command(flatten)]
+    pub places: Places,
+    /// Tokens at which bytes are given [default: the protocol's]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub context: Option<u32>,
+    /// Print the resolved plan, its cells and bytes as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `kvlab fetch`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  kvlab fetch smollm2-135m-instruct
+  kvlab fetch wikitext2-test hub:HuggingFaceTB/SmolLM2-135M
+Every file is checked against its sha256 and only then put in place.")]
+pub struct FetchArgs {
+    /// Names of models (built in, or hub:org/name) and texts
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Where to put and to look.
+    #[command(flatten)]
+    pub places: Places,
+    /// No progress
+    #[arg(long, short)]
+    pub quiet: bool,
 }
 
 /// `kvlab list`.

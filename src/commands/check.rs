@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::{Exit, load_plan, lookup};
+use super::{Exit, checked_model, load_plan, lookup};
 use crate::cli::CheckArgs;
 use crate::data::{Lookup, Network};
 
@@ -12,6 +12,7 @@ use crate::data::{Lookup, Network};
 /// The experiment's problems, or a failed write.
 pub fn check(args: &CheckArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let plan = load_plan(&args.experiment)?;
+    let model = checked_model(&plan, &args.places, 1)?;
     let here = Lookup {
         network: Network::Offline,
         ..lookup(&args.places)
@@ -30,6 +31,13 @@ pub fn check(args: &CheckArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
         if let Err(e) = text.load(&here) {
             writeln!(out, "note: {e}")?;
         }
+    }
+    if model.is_none() {
+        let name = &plan.model;
+        writeln!(
+            out,
+            "note: model `{name}` is not on this machine yet: its lengths and heads are unchecked; run fetches it"
+        )?;
     }
     Ok(Exit::Ok)
 }

@@ -173,10 +173,12 @@ fn item(kind: &'static str, name: &str, doc: &str, source: &str, toml: Vec<Strin
 }
 
 fn models() -> Vec<Item> {
-    let known = crate::config::builtin_models();
-    known
-        .iter()
-        .map(|m| item("model", m, "", "", Vec::new()))
+    let models = crate::model::source::builtin().iter();
+    models
+        .map(|m| {
+            let size = vec![format!("{} bytes", m.n_bytes)];
+            item("model", m.name, m.description, m.licence, size)
+        })
         .collect()
 }
 

@@ -2,15 +2,23 @@
 //!
 //! Invariant: a command that returns an error has done no work that counts: the program's exit code is then 2.
 
+mod bytes;
 mod check;
+mod fetch;
 mod list;
+mod plan;
+pub mod progress;
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use crate::cache::Geometry;
 use crate::cli::{Command, Experiment, Places};
-use crate::config::{Plan, Problems, load};
+use crate::config::{ModelLimits, Plan, Problems, Protocol, load};
 use crate::data::Lookup;
+use crate::model::LoadedModel;
+use crate::model::geometry::geometry;
+use crate::model::source::{self, ModelDir};
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +44,9 @@ pub enum Exit {
 pub fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match command {
         Command::Check(args) => check::check(args, out),
+        Command::Plan(args) => plan::plan(args, out),
         Command::List(args) => list::list(args, out),
+        Command::Fetch(args) => fetch::fetch(args, out),
     }
 }
 
@@ -57,6 +67,50 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 fn load_plan(experiment: &Experiment) -> Result<Plan, Problems> {
     load(&experiment.file, &experiment.overrides)
+}
+
+/// A model that is on this machine, and its layers with rotation tables for the plan.
+struct LocalModel {
+    model: LoadedModel,
+    geometry: Geometry,
+}
+
+/// Opens the plan's model when it is on this machine and checks the plan against it. `n_positions`: tables' least length.
+fn checked_model(
+    plan: &Plan,
+    places: &Places,
+    n_positions: usize,
+) -> anyhow::Result<Option<LocalModel>> {
+    let Some(path) = local_model(plan, places)? else {
+        return Ok(None);
+    };
+    let model = crate::model::load(&path)?;
+    let tokens = plan
+        .protocols
+        .iter()
+        .map(Protocol::n_tokens)
+        .max()
+        .unwrap_or(0);
+    let longest = (tokens + plan.latency_steps).min(model.spec.context_length);
+    let geometry = geometry(&model.spec, longest.max(n_positions));
+    plan.check_model(&ModelLimits {
+        name: &plan.model,
+        context_length: model.spec.context_length,
+        geometry: &geometry,
+    })?;
+    Ok(Some(LocalModel { model, geometry }))
+}
+
+/// The model's file or folder when it is on this machine.
+fn local_model(plan: &Plan, places: &Places) -> anyhow::Result<Option<PathBuf>> {
+    let dir = ModelDir::locate(places.models_dir.as_deref())?;
+    let builtin = source::builtin().iter().find(|m| m.name == plan.model);
+    let path = match (builtin, plan.model.strip_prefix("hub:")) {
+        (Some(model), _) => dir.builtin_path(model),
+        (None, Some(repo)) => dir.hub_path(repo),
+        (None, None) => PathBuf::from(&plan.model),
+    };
+    Ok(path.exists().then_some(path))
 }
 
 /// Where texts are looked for: `--data-dir`, else `KVLAB_DATA`.

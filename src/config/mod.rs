@@ -81,9 +81,10 @@ fn finish(
     }
 }
 
-/// Names of the built-in models, the smallest first.
-pub fn builtin_models() -> Vec<&'static str> {
-    vec!["smollm2-135m-instruct", "gemma-3-270m"]
+/// Names of the built-in models.
+fn builtin_models() -> Vec<&'static str> {
+    let models = crate::model::source::builtin();
+    models.iter().map(|m| m.name).collect()
 }
 
 /// Heads that suit every registered stage: a stage's parameters can be tried without a model.

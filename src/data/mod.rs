@@ -231,6 +231,14 @@ impl DataRef {
     /// # Errors
     /// Any [`DataError`] about finding, reading or checking a file.
     pub fn load(&self, lookup: &Lookup) -> Result<Text, DataError> {
+        Ok(self.load_from(lookup)?.0)
+    }
+
+    /// As [`DataRef::load`], and says where the text was found.
+    ///
+    /// # Errors
+    /// Any [`DataError`] about finding, reading or checking a file.
+    pub fn load_from(&self, lookup: &Lookup) -> Result<(Text, String), DataError> {
         let (bytes, place) = match &self.path {
             Some(path) => (read(path)?, path.display().to_string()),
             None => find(&set_named(&self.name)?, lookup)?,
@@ -244,12 +252,13 @@ impl DataRef {
                 expected: self.sha256.clone(),
             });
         }
-        Ok(Text {
+        let text = Text {
             name: self.name.clone(),
             sha256: got,
             text: decode(&self.name, bytes)?,
             separator: self.separator.clone(),
-        })
+        };
+        Ok((text, place))
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) fn resolve_folder(
     let parts = repo
         .split_once('/')
         .filter(|(owner, name)| plain(owner) && plain(name));
-    let Some((owner, name)) = parts else {
+    if parts.is_none() {
         return Err(ModelError::UnknownModel {
             name: format!("hub:{repo}"),
             hint: " (a hub name is hub:owner/name)".into(),
@@ -44,8 +44,8 @@ pub(super) fn resolve_folder(
                 .collect::<Vec<_>>()
                 .join(", "),
         });
-    };
-    let target = dir.path().join("hub").join(format!("{owner}--{name}"));
+    }
+    let target = dir.hub_path(repo);
     if target.join("config.json").is_file() {
         return Ok(target);
     }

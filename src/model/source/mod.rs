@@ -88,6 +88,11 @@ impl ModelDir {
         &self.0
     }
 
+    /// Where the folder of a hub repository, `owner/name`, is or will be.
+    pub fn hub_path(&self, repo: &str) -> PathBuf {
+        self.0.join("hub").join(repo.replacen('/', "--", 1))
+    }
+
     /// Where a built-in model's file is or will be.
     pub fn builtin_path(&self, model: &BuiltinModel) -> PathBuf {
         self.0.join(model.file)

@@ -1,0 +1,139 @@
+//! Bytes of a strategy before anything is run: a real cache is filled with random rows and measured.
+//!
+//! Invariants: the bytes are summed from live buffers as in a run; layers of equal shape are filled once and counted as
+//! often as the model has them; the rows come from a seeded generator, so the bytes are the same each time.
+
+use std::f32::consts::TAU;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::cache::pipeline::StagedCache;
+use crate::cache::stage::{Calibration, HeadCovariance};
+use crate::cache::stages::Materials;
+use crate::cache::strategy::Strategy;
+use crate::cache::{
+    Admission, Batch, CacheError, Continuation, Geometry, KvCache, LayerGeometry, MemoryReport,
+    Rows, SeqId,
+};
+use crate::config::Protocol;
+
+const SEQ: SeqId = SeqId(0);
+const STEP: usize = 256;
+
+/// The cache's bytes after `n_tokens` of one sequence: at the compression point, or at the end of a stream.
+///
+/// # Errors
+/// What building or filling the cache gives.
+pub fn at(
+    strategy: &Strategy,
+    geometry: &Geometry,
+    protocol: &Protocol,
+    n_tokens: usize,
+) -> Result<MemoryReport, CacheError> {
+    let mut total = MemoryReport::default();
+    for (layer, n_layers) in distinct(geometry) {
+        let one = fill(strategy, layer, protocol, n_tokens)?;
+        add(&mut total, &one, n_layers);
+    }
+    Ok(total)
+}
+
+/// The shapes of layers, each with how many layers have it.
+fn distinct(geometry: &Geometry) -> Vec<(&LayerGeometry, u64)> {
+    let mut shapes: Vec<(&LayerGeometry, u64)> = Vec::new();
+    let shape = |l: &LayerGeometry| (l.n_kv_heads, l.head_dim, l.window);
+    for layer in &geometry.layers {
+        match shapes.iter_mut().find(|(l, _)| shape(l) == shape(layer)) {
+            Some((_, n)) => *n += 1,
+            None => shapes.push((layer, 1)),
+        }
+    }
+    shapes
+}
+
+fn add(total: &mut MemoryReport, one: &MemoryReport, n: u64) {
+    total.payload_bytes += n * one.payload_bytes;
+    total.scale_bytes += n * one.scale_bytes;
+    total.index_bytes += n * one.index_bytes;
+    total.page_table_bytes += n * one.page_table_bytes;
+    total.table_bytes += one.table_bytes;
+    total.projection_bytes += n * one.projection_bytes;
+    total.exact_bytes += n * one.exact_bytes;
+    total.slack_bytes += n * one.slack_bytes;
+    total.scratch_bytes = total.scratch_bytes.max(one.scratch_bytes);
+    total.backing_bytes += n * one.backing_bytes;
+    total.rows_live += n * one.rows_live;
+    total.rows_seen += n * one.rows_seen;
+}
+
+fn fill(
+    strategy: &Strategy,
+    layer: &LayerGeometry,
+    protocol: &Protocol,
+    n_tokens: usize,
+) -> Result<MemoryReport, CacheError> {
+    let geometry = Geometry {
+        layers: vec![layer.clone()],
+    };
+    let calibration = white(layer);
+    let materials = Materials {
+        geometry: &geometry,
+        calibration: Some(&calibration),
+        backing_dir: None,
+    };
+    let mut cache = StagedCache::new(strategy, materials)?;
+    let admission = match protocol {
+        Protocol::Stream { .. } => Admission::Streaming,
+        Protocol::CompressOnce { .. } => Admission::Context,
+    };
+    cache.admit(SEQ, admission)?;
+    let mut rng = ChaCha8Rng::seed_from_u64(0);
+    let width = layer.n_kv_heads * layer.head_dim;
+    let step = cache.needs().max_chunk.unwrap_or(STEP).clamp(1, STEP);
+    let mut start = 0;
+    while start < n_tokens {
+        let n = step.min(n_tokens - start);
+        let batch = Batch::single(SEQ, start as u32..(start + n) as u32);
+        let (k, v) = (normal(&mut rng, n * width), normal(&mut rng, n * width));
+        let rows = Rows {
+            k: &k,
+            v: &v,
+            hidden: &[],
+        };
+        cache.append(0, &batch, rows)?;
+        cache.commit(&batch)?;
+        start += n;
+    }
+    if admission == Admission::Context {
+        cache.compress(SEQ, Continuation::Strategy)?;
+    }
+    Ok(cache.memory())
+}
+
+/// Normal random numbers (Box and Muller's method).
+fn normal(rng: &mut ChaCha8Rng, n: usize) -> Vec<f32> {
+    (0..n)
+        .map(|_| {
+            let radius = (-2.0 * (1.0 - rng.random::<f32>()).ln()).sqrt();
+            radius * (TAU * rng.random::<f32>()).cos()
+        })
+        .collect()
+}
+
+/// The statistics of white noise: a stage that learns gets a basis of the right size from it.
+fn white(layer: &LayerGeometry) -> Calibration {
+    let n = layer.head_dim;
+    let identity: Vec<f64> = (0..n * n)
+        .map(|i| if i % (n + 1) == 0 { 1.0 } else { 0.0 })
+        .collect();
+    let head = HeadCovariance {
+        k_pre: identity.clone(),
+        k_post: identity.clone(),
+        v: identity,
+    };
+    Calibration {
+        heads: vec![vec![head; layer.n_kv_heads]],
+        n_tokens: n,
+    }
+}

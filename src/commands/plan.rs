@@ -1,0 +1,204 @@
+//! `kvlab plan`: what an experiment would run, and what each strategy's cache would hold.
+
+use std::io::Write;
+
+use anyhow::Context;
+use comfy_table::{CellAlignment, Table, TableStyle};
+use serde_json::{Value, json};
+
+use super::{Exit, bytes, checked_model, load_plan};
+use crate::cache::{Geometry, MemoryReport};
+use crate::cli::PlanArgs;
+use crate::config::{Plan, Protocol};
+
+/// Bytes of one strategy under one protocol.
+struct Row {
+    label: String,
+    memory: MemoryReport,
+    n_tokens: usize,
+    f16_bytes: u64,
+}
+
+/// Shows the plan.
+///
+/// # Errors
+/// The experiment's problems, a model that can't be read, a failed write.
+pub fn plan(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let plan = load_plan(&args.experiment)?;
+    let n_positions = args.context.map_or(1, |c| c as usize);
+    let local = checked_model(&plan, &args.places, n_positions)?;
+    let mut tables = Vec::new();
+    if let Some(local) = &local {
+        for protocol in &plan.protocols {
+            tables.push((protocol, rows(&plan, protocol, &local.geometry, args)?));
+        }
+    }
+    let sha256 = local.as_ref().map(|l| l.model.sha256.as_str());
+    if args.json {
+        let cells = sha256.map(|s| plan.cells(s));
+        let bytes: Vec<Value> = tables
+            .iter()
+            .map(|(protocol, rows)| json!({ "protocol": protocol, "strategies": rows_json(rows) }))
+            .collect();
+        let all = json!({ "plan": plan, "model_sha256": sha256, "cells": cells, "bytes": bytes });
+        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
+        return Ok(Exit::Ok);
+    }
+    summary(&plan, out)?;
+    for (protocol, rows) in &tables {
+        writeln!(out, "\n{}", headline(protocol))?;
+        writeln!(out, "{}", table(rows))?;
+    }
+    if local.is_none() {
+        writeln!(
+            out,
+            "\nbytes: the model is not on this machine; kvlab fetch {} brings it, and so does run",
+            plan.model
+        )?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn rows(
+    plan: &Plan,
+    protocol: &Protocol,
+    geometry: &Geometry,
+    args: &PlanArgs,
+) -> anyhow::Result<Vec<Row>> {
+    let n_tokens = match (args.context, protocol) {
+        (Some(n), _) => n as usize,
+        (None, Protocol::Stream { window, .. }) => *window,
+        (None, Protocol::CompressOnce { context, .. }) => *context,
+    };
+    let base = |window: Option<u32>| window.map_or(n_tokens, |w| n_tokens.min(w as usize));
+    let f16_bytes = geometry
+        .layers
+        .iter()
+        .map(|l| 4 * (base(l.window) * l.n_kv_heads * l.head_dim) as u64)
+        .sum();
+    plan.strategies
+        .iter()
+        .map(|s| {
+            let memory = bytes::at(s, geometry, protocol, n_tokens)
+                .with_context(|| format!("strategy \"{}\"", s.label))?;
+            Ok(Row {
+                label: s.label.clone(),
+                memory,
+                n_tokens,
+                f16_bytes,
+            })
+        })
+        .collect()
+}
+
+fn summary(plan: &Plan, out: &mut dyn Write) -> std::io::Result<()> {
+    writeln!(out, "experiment  {}", plan.name)?;
+    writeln!(out, "model       {}", plan.model)?;
+    for text in &plan.data {
+        writeln!(
+            out,
+            "text        {} (sha256 {})",
+            text.name,
+            &text.sha256[..12]
+        )?;
+    }
+    if let Some(c) = &plan.calibration {
+        writeln!(out, "calibration {} ({} tokens)", c.data.name, c.tokens)?;
+    }
+    let n_cells = plan.data.len() * plan.protocols.len() * plan.strategies.len();
+    writeln!(
+        out,
+        "cells       {n_cells} = {} strategies x {} protocols x {} texts, and the f32 reference of each",
+        plan.strategies.len(),
+        plan.protocols.len(),
+        plan.data.len()
+    )?;
+    let tokens = tokens_to_run(plan);
+    writeln!(out, "work        {tokens} tokens through the model")
+}
+
+/// Tokens that go through the model in a run: the reference once, each strategy where it differs from it.
+fn tokens_to_run(plan: &Plan) -> usize {
+    let n = plan.strategies.len();
+    let of = |protocol: &Protocol| {
+        let per_passage = match protocol {
+            Protocol::Stream { window, .. } => (n + 1) * window,
+            Protocol::CompressOnce {
+                context,
+                score,
+                floor,
+                ..
+            } => context + (n + 1 + usize::from(*floor)) * score,
+        };
+        protocol.n_passages() * per_passage + n * plan.latency_steps
+    };
+    plan.data.len() * plan.protocols.iter().map(of).sum::<usize>()
+}
+
+fn headline(protocol: &Protocol) -> String {
+    match protocol {
+        Protocol::Stream {
+            window, windows, ..
+        } => format!("stream: {windows} windows of {window} tokens"),
+        Protocol::CompressOnce {
+            context,
+            score,
+            documents,
+            continuation,
+            ..
+        } => {
+            let continuation = serde_json::to_value(continuation).unwrap_or_default();
+            let word = continuation.as_str().unwrap_or("?").to_owned();
+            format!(
+                "compress-once: {documents} documents of {context} + {score} tokens, continuation {word}"
+            )
+        }
+    }
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_style(TableStyle::new());
+    table.set_header([
+        "strategy",
+        "tokens",
+        "bytes",
+        "bytes/token",
+        "bytes_vs_f16",
+        "live rows",
+    ]);
+    for row in rows {
+        let m = &row.memory;
+        let stored = m.stored_bytes();
+        table.add_row([
+            row.label.clone(),
+            row.n_tokens.to_string(),
+            stored.to_string(),
+            format!("{:.0}", stored as f64 / row.n_tokens as f64),
+            format!("{:.4}", stored as f64 / row.f16_bytes as f64),
+            format!(
+                "{:.1} %",
+                100.0 * m.rows_live as f64 / m.rows_seen.max(1) as f64
+            ),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn rows_json(rows: &[Row]) -> Vec<Value> {
+    rows.iter()
+        .map(|r| {
+            json!({
+                "label": r.label,
+                "n_tokens": r.n_tokens,
+                "memory": r.memory,
+                "stored_bytes": r.memory.stored_bytes(),
+                "resident_bytes": r.memory.resident_bytes(),
+                "f16_bytes": r.f16_bytes,
+            })
+        })
+        .collect()
+}
