@@ -1,24 +1,37 @@
 //! Experiments as users write them: what is refused and in which words, sweeps, `extends`, overrides, cells.
 
-use kvlab::config::{Plan, parse};
+use std::fs;
+use std::path::Path;
+
+use kvlab::cache::stage::KeyForm;
+use kvlab::cache::{Continuation, Geometry};
+use kvlab::config::{Bos, ModelLimits, PRESETS, Plan, Protocol, load, parse};
 
 /// The shortest sound experiment; tests put more behind it.
 const HEAD: &str = "schema = 1\nmodel = \"smollm2-135m-instruct\"\n[data]\nsets = [\"quickstart-prose\"]\n\
                     [protocol]\nkind = \"compress-once\"\n";
 
+fn with(body: &str, overrides: &[&str]) -> Result<Plan, String> {
+    let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
+    parse("t.toml", &format!("{HEAD}{body}"), &overrides).map_err(|e| e.to_string())
+}
+
 fn plan(body: &str) -> Plan {
-    parse("t.toml", &format!("{HEAD}{body}"), &[]).unwrap_or_else(|e| panic!("{e}"))
+    with(body, &[]).unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn refused(body: &str) -> String {
-    let text = format!("{HEAD}{body}");
-    parse("t.toml", &text, &[])
-        .expect_err("refused")
-        .to_string()
+    with(body, &[]).expect_err("refused")
 }
 
 fn labels(plan: &Plan) -> Vec<&str> {
     plan.strategies.iter().map(|s| s.label.as_str()).collect()
+}
+
+fn has(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "no `{part}` in:\n{text}");
+    }
 }
 
 const TWELVE_FAULTS: &str = r#"schema = 2
@@ -57,6 +70,30 @@ fn everything_wrong_is_told_at_once() {
 }
 
 #[test]
+fn defaults_are_filled_in_and_the_plan_survives_json() {
+    let p = plan("[[strategy]]\nencode = { k = \"q8_0\", v = \"q4_0\" }\nkeys = \"pre_rope\"\n");
+    assert_eq!((p.name.as_str(), p.chunk, p.latency_steps), ("t", 512, 16));
+    assert_eq!(
+        p.protocols,
+        [Protocol::CompressOnce {
+            context: 1024,
+            score: 256,
+            documents: 4,
+            continuation: Continuation::Strategy,
+            floor: false,
+            bos: Bos::Model,
+        }]
+    );
+    assert_eq!(labels(&p), ["q8_0/q4_0 pre_rope"]);
+    assert_eq!(p.strategies[0].keys, KeyForm::PreRope);
+    let json = serde_json::to_string(&p).unwrap();
+    let back: Plan = serde_json::from_str(&json).unwrap();
+    assert_eq!(back, p);
+    assert_eq!(serde_json::to_string(&back).unwrap(), json);
+    assert_eq!(back.cells("m"), p.cells("m"));
+}
+
+#[test]
 fn sweeps_multiply_and_label_themselves() {
     let p = plan("[[strategy]]\nencode = [\"q8_0\", \"q4_0\"]\ntail = [0, 32]\n");
     assert_eq!(labels(&p), ["q8_0", "q8_0 tail 32", "q4_0", "q4_0 tail 32"]);
@@ -65,6 +102,16 @@ fn sweeps_multiply_and_label_themselves() {
     let p = plan("[[strategy]]\npreset = [\"k8v4\", \"q4_0-tail\"]\ntail = 16\n");
     assert_eq!(labels(&p), ["k8v4 tail 16", "q4_0-tail tail 16"]);
     assert_eq!(p.strategies[1].sinks, 4);
+    let p = with(
+        "context = 64\n[[strategy]]\nencode = \"f16\"\n",
+        &[
+            "protocol.continuation=[\"exact\", \"strategy\"]",
+            "protocol.score=[32, 64]",
+        ],
+    )
+    .unwrap();
+    assert_eq!(p.protocols.len(), 4);
+    assert_eq!(p.cells("m").len(), 4);
 }
 
 #[test]
@@ -72,10 +119,251 @@ fn twins_are_refused_with_both_places() {
     let text = refused(
         "[[strategy]]\nencode = \"q8_0\"\n[[strategy]]\nlabel = \"b\"\nencode = \"q8_0\"\n",
     );
-    assert!(
-        text.contains(
-            "t.toml:10:1: strategy: \"b\" is the same strategy as \"q8_0\" at t.toml:8:1"
-        ),
-        "{text}"
+    has(
+        &text,
+        &["t.toml:10:1: strategy: \"b\" is the same strategy as \"q8_0\" at t.toml:8:1"],
     );
+    let text = refused(
+        "[[strategy]]\nlabel = \"a\"\nencode = \"q8_0\"\n[[strategy]]\nlabel = \"a\"\nencode = \"q4_0\"\n",
+    );
+    has(&text, &["the label \"a\" is taken", "at t.toml:8:1"]);
+}
+
+#[test]
+fn protocols_take_their_own_keys_only() {
+    let stream = |body: &str| {
+        let text = format!("{}{body}", HEAD.replace("compress-once", "stream"));
+        parse("t.toml", &text, &[]).map_err(|e| e.to_string())
+    };
+    let text = stream("floor = true\nscore = 3\nwindow = 1\n[[strategy]]\n").unwrap_err();
+    has(
+        &text,
+        &[
+            "protocol.floor: belongs to another protocol, this one is stream",
+            "protocol.score: belongs",
+            "protocol.window: is 1, must be a whole number from 2",
+            "3 problems",
+        ],
+    );
+    let p = stream("window = 64\nwindows = 2\nbos = \"never\"\n[[strategy]]\n").unwrap();
+    assert_eq!(
+        p.protocols,
+        [Protocol::Stream {
+            window: 64,
+            windows: 2,
+            bos: Bos::Never
+        }]
+    );
+    let text = with("[[strategy]]\n", &["protocol.kind=steam"]).unwrap_err();
+    has(
+        &text,
+        &[
+            "-s protocol.kind=steam: protocol.kind:",
+            "did you mean `stream`?",
+        ],
+    );
+    let text = parse(
+        "t.toml",
+        &HEAD
+            .replace("compress-once", "stream")
+            .replace("[protocol]", "documents = 3\n[protocol]"),
+        &[],
+    )
+    .unwrap_err()
+    .to_string();
+    has(
+        &text,
+        &[
+            "data.documents: belongs to compress-once",
+            "strategy: is missing",
+        ],
+    );
+}
+
+#[test]
+fn words_of_other_tools_are_answered() {
+    for (line, answer) in [
+        (
+            "ratio = 0.3",
+            "0.3 of it keeps 0.3 in KVzip and 0.7 in kvpress",
+        ),
+        ("cache_type_k = \"q8_0\"", "write encode = { k"),
+        ("residual_length = 32", "write `tail`"),
+        (
+            "encode = \"q4_0-hadamard\"",
+            "is a preset: write preset = \"q4_0-hadamard\"",
+        ),
+        ("pack = \"q8_0\"", "`q8_0` belongs under `encode`"),
+        ("encode = { name = \"q8_0\" }", "has no `method`"),
+        (
+            "encode = { method = \"q8_0\", bits = 4 }",
+            "unknown parameter `bits`",
+        ),
+        (
+            "encode = { k = \"q8_0\", v = \"q8_0\", tail = 3 }",
+            "allowed beside each other: k, v",
+        ),
+        ("label = \"\"", "1 to 80 characters"),
+        ("encode = 4", "must name a stage of `encode`"),
+    ] {
+        has(&refused(&format!("[[strategy]]\n{line}\n")), &[answer]);
+    }
+}
+
+#[test]
+fn models_and_texts_are_looked_up() {
+    let change = |from: &str, to: &str| {
+        let text = format!("{HEAD}[[strategy]]\n").replace(from, to);
+        parse("t.toml", &text, &[])
+            .expect_err("refused")
+            .to_string()
+    };
+    let model = "smollm2-135m-instruct";
+    has(
+        &change(model, "smollm2-135m"),
+        &["did you mean `smollm2-135m-instruct`?"],
+    );
+    has(
+        &change(model, "no/such.gguf"),
+        &["no file or folder `no/such.gguf`"],
+    );
+    has(&change(model, "hub:name"), &["must be hub:org/name"]);
+    has(
+        &change("quickstart-prose", "./nope.txt"),
+        &["can't read `./nope.txt`"],
+    );
+    has(
+        &change("quickstart-prose", "calibration-mixed"),
+        &["never evaluated"],
+    );
+    has(
+        &change(
+            "[\"quickstart-prose\"]",
+            "[\"quickstart-prose\", \"quickstart-prose\"]",
+        ),
+        &["the same text"],
+    );
+    has(
+        &change("[\"quickstart-prose\"]", "[]"),
+        &["must be a list of names"],
+    );
+}
+
+#[test]
+fn a_file_extends_another_and_paths_follow_their_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        path
+    };
+    write("shared/my.txt", "some words");
+    write(
+        "shared/base.toml",
+        &format!(
+            "name = \"base\"\nseed = 7\n{HEAD}context = 64\n[[strategy]]\nencode = \"q8_0\"\n"
+        )
+        .replace("quickstart-prose", "my.txt"),
+    );
+    let child = write(
+        "child.toml",
+        "extends = \"shared/base.toml\"\n[protocol]\nscore = 32\n[[strategy]]\nencode = \"f16\"\n",
+    );
+    let p = load(&child, &[]).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(
+        (p.name.as_str(), p.seed, p.protocols[0].n_tokens()),
+        ("child", 7, 96)
+    );
+    assert_eq!(labels(&p), ["f16"]);
+    assert_eq!(
+        p.data[0].path.as_deref(),
+        Some(dir.path().join("shared/my.txt").as_path())
+    );
+    let stream = write(
+        "stream.toml",
+        "extends = \"child.toml\"\n[protocol]\nkind = \"stream\"\n",
+    );
+    let p = load(&stream, &[]).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(p.protocols[0].kind(), "stream");
+
+    write("a.toml", "extends = \"b.toml\"");
+    let b = write("b.toml", "extends = \"a.toml\"");
+    has(
+        &load(&b, &[]).unwrap_err().to_string(),
+        &["a.toml:1:11: extends:", "extends itself"],
+    );
+    let c = write("c.toml", "extends = \"none.toml\"");
+    has(
+        &load(&c, &[]).unwrap_err().to_string(),
+        &["c.toml:1:11: extends: can't read"],
+    );
+    let empty = write("empty.txt", " \n");
+    let text = with(
+        "[[strategy]]\n",
+        &[&format!("data.sets={}", empty.display())],
+    )
+    .unwrap_err();
+    has(&text, &["is empty"]);
+    has(
+        &load(Path::new("no.toml"), &[]).unwrap_err().to_string(),
+        &["can't read `no.toml`"],
+    );
+}
+
+#[test]
+fn a_cell_is_what_can_change_its_numbers() {
+    let base = plan("[[strategy]]\nencode = \"q8_0\"\n");
+    let id = |p: &Plan, model: &str| p.cells(model)[0].id.clone();
+    let first = id(&base, "m");
+    assert_eq!(first.len(), 12);
+    let mut same = base.clone();
+    (same.chunk, same.threads, same.name) = (7, Some(3), "other".into());
+    same.strategies[0].label = "another".into();
+    same.data[0].name = "another".into();
+    assert_eq!(id(&same, "m"), first);
+    assert_ne!(id(&base, "another model"), first);
+    for change in [
+        "seed=1",
+        "protocol.score=255",
+        "protocol.bos=never",
+        "strategy.0.tail=1",
+        "strategy.0.encode=q4_0",
+        "protocol.latency.steps=2",
+        "data.sets=quickstart-code",
+    ] {
+        let p = with("[[strategy]]\nencode = \"q8_0\"\n", &[change]).unwrap();
+        assert_ne!(id(&p, "m"), first, "{change}");
+    }
+}
+
+#[test]
+fn a_plan_is_held_against_the_model() {
+    let p = plan("context = 200\n[[strategy]]\nencode = \"q8_0\"\n");
+    let geometry = Geometry { layers: Vec::new() };
+    let limits = |context_length| ModelLimits {
+        name: "tiny",
+        context_length,
+        geometry: &geometry,
+    };
+    assert!(p.check_model(&limits(456)).is_ok());
+    let text = p.check_model(&limits(455)).unwrap_err().to_string();
+    has(
+        &text,
+        &[
+            "t.toml:7:11: protocol.context: context 200 + score 256 need 456 positions, `tiny` has 455",
+        ],
+    );
+}
+
+#[test]
+fn every_preset_is_an_experiment() {
+    for preset in PRESETS {
+        let by_name = plan(&format!("[[strategy]]\npreset = \"{}\"\n", preset.name));
+        let spelled = plan(&format!("[[strategy]]\n{}\n", preset.composition));
+        assert_eq!(labels(&by_name), [preset.name]);
+        let mut a = by_name.strategies[0].clone();
+        a.label = spelled.strategies[0].label.clone();
+        assert_eq!(a, spelled.strategies[0], "{}", preset.name);
+    }
 }

@@ -6,6 +6,7 @@ mod bytes;
 mod check;
 mod fetch;
 mod list;
+mod pace;
 mod plan;
 pub mod progress;
 

@@ -6,7 +6,7 @@ use anyhow::Context;
 use comfy_table::{CellAlignment, Table, TableStyle};
 use serde_json::{Value, json};
 
-use super::{Exit, bytes, checked_model, load_plan};
+use super::{Exit, bytes, checked_model, load_plan, pace};
 use crate::cache::{Geometry, MemoryReport};
 use crate::cli::PlanArgs;
 use crate::config::{Plan, Protocol};
@@ -25,7 +25,9 @@ struct Row {
 /// The experiment's problems, a model that can't be read, a failed write.
 pub fn plan(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let plan = load_plan(&args.experiment)?;
-    let n_positions = args.context.map_or(1, |c| c as usize);
+    let n_positions = args
+        .context
+        .map_or(pace::STEP, |c| pace::STEP.max(c as usize));
     let local = checked_model(&plan, &args.places, n_positions)?;
     let mut tables = Vec::new();
     if let Some(local) = &local {
@@ -33,23 +35,41 @@ pub fn plan(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
             tables.push((protocol, rows(&plan, protocol, &local.geometry, args)?));
         }
     }
-    let sha256 = local.as_ref().map(|l| l.model.sha256.as_str());
+    let (mut sha256, mut seconds) = (None, None);
+    if let Some(local) = local {
+        sha256 = Some(local.model.sha256);
+        let pace = pace::seconds_per_token(local.model.weights, &local.geometry)?;
+        seconds = Some(pace * tokens_to_run(&plan) as f64);
+    }
     if args.json {
-        let cells = sha256.map(|s| plan.cells(s));
+        let cells = sha256.as_deref().map(|s| plan.cells(s));
         let bytes: Vec<Value> = tables
             .iter()
             .map(|(protocol, rows)| json!({ "protocol": protocol, "strategies": rows_json(rows) }))
             .collect();
-        let all = json!({ "plan": plan, "model_sha256": sha256, "cells": cells, "bytes": bytes });
+        let all = json!({
+            "plan": plan,
+            "model_sha256": sha256,
+            "cells": cells,
+            "bytes": bytes,
+            "n_tokens": tokens_to_run(&plan),
+            "estimated_s": seconds,
+        });
         writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
         return Ok(Exit::Ok);
     }
     summary(&plan, out)?;
+    let time = seconds.map_or(String::new(), |s| format!(", {} here", pace::roughly(s)));
+    writeln!(
+        out,
+        "work        {} tokens through the model{time}",
+        tokens_to_run(&plan)
+    )?;
     for (protocol, rows) in &tables {
         writeln!(out, "\n{}", headline(protocol))?;
         writeln!(out, "{}", table(rows))?;
     }
-    if local.is_none() {
+    if sha256.is_none() {
         writeln!(
             out,
             "\nbytes: the model is not on this machine; kvlab fetch {} brings it, and so does run",
@@ -112,9 +132,7 @@ fn summary(plan: &Plan, out: &mut dyn Write) -> std::io::Result<()> {
         plan.strategies.len(),
         plan.protocols.len(),
         plan.data.len()
-    )?;
-    let tokens = tokens_to_run(plan);
-    writeln!(out, "work        {tokens} tokens through the model")
+    )
 }
 
 /// Tokens that go through the model in a run: the reference once, each strategy where it differs from it.

@@ -30,7 +30,7 @@ pub use strategies::describe;
 
 use crate::cache::rope::{PairLayout, Rope};
 use crate::cache::{Geometry, LayerGeometry};
-use problems::{Diagnostics, Source};
+use problems::{Diagnostics, Source, SourceKind};
 
 /// Reads an experiment. Each override is `key.path=value`; the value is TOML, a bare word is taken as a string.
 ///
@@ -49,6 +49,7 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<Plan, Problems> {
 pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Plan, Problems> {
     let mut diagnostics = Diagnostics::default();
     let source = Source {
+        kind: SourceKind::Text,
         name: name.to_owned(),
         path: None,
         text: text.to_owned(),

@@ -8,9 +8,20 @@ use std::path::PathBuf;
 
 use super::raw::At;
 
+/// What a source is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceKind {
+    /// A file or a text of many lines.
+    Text,
+    /// `-s key.path=value`.
+    Override,
+}
+
 /// A text that experiments are read from: a file, an override, a preset.
 #[derive(Debug, Clone)]
 pub struct Source {
+    /// What it is.
+    pub kind: SourceKind,
     /// How messages call it.
     pub name: String,
     /// The file; `None` for overrides and presets.
@@ -24,7 +35,7 @@ pub struct Source {
 pub struct Location {
     /// The source's name.
     pub file: String,
-    /// Line, from 1.
+    /// Line, from 1; 0 in an override, which is one line.
     pub line: usize,
     /// Column in characters, from 1.
     pub col: usize,
@@ -32,7 +43,10 @@ pub struct Location {
 
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.file, self.line, self.col)
+        match self.line {
+            0 => f.write_str(&self.file),
+            line => write!(f, "{}:{line}:{}", self.file, self.col),
+        }
     }
 }
 
@@ -55,6 +69,13 @@ impl Sources {
     /// Line and column of a place.
     pub fn locate(&self, at: At) -> Location {
         let source = self.get(at);
+        if source.kind == SourceKind::Override {
+            return Location {
+                file: source.name.clone(),
+                line: 0,
+                col: 0,
+            };
+        }
         let mut start = at.offset.min(source.text.len());
         while !source.text.is_char_boundary(start) {
             start -= 1;
@@ -233,6 +254,7 @@ mod tests {
     fn places_count_characters_from_one() {
         let mut sources = Sources::default();
         let source = sources.add(Source {
+            kind: SourceKind::Text,
             name: "a.toml".into(),
             path: None,
             text: "x = 1\n# größe\ny = 2".into(),

@@ -8,7 +8,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::problems::{Diagnostics, Source};
+use super::problems::{Diagnostics, Source, SourceKind};
 
 /// A place: a source's number and a byte offset in its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -237,6 +237,7 @@ fn read_chain(
     }
     chain.push(real);
     let source = Source {
+        kind: SourceKind::Text,
         name: path.display().to_string(),
         path: Some(path.to_owned()),
         text,
@@ -261,6 +262,7 @@ fn read_chain(
 /// Lays one override, `key.path=value`, on a tree. The value is TOML; a bare word is taken as a string.
 pub fn apply_override(tree: &mut Table, text: &str, diagnostics: &mut Diagnostics) {
     let source = Source {
+        kind: SourceKind::Override,
         name: format!("-s {text}"),
         path: None,
         text: text.to_owned(),
@@ -378,6 +380,7 @@ mod tests {
     fn tree(text: &str) -> (Option<Table>, Diagnostics) {
         let mut diagnostics = Diagnostics::default();
         let source = Source {
+            kind: SourceKind::Text,
             name: "t.toml".into(),
             path: None,
             text: text.into(),

@@ -22,7 +22,7 @@ pub fn stage(
             Some(method) => match &method.raw {
                 Raw::Text(name) => (name, method, table),
                 other => {
-                    let what = format!("is {}, must be a {kind} stage's name", other.show());
+                    let what = format!("is {}, must name a stage of `{kind}`", other.show());
                     diagnostics.at(method.at, &format!("{key}.method"), what, None);
                     return None;
                 }
@@ -38,7 +38,7 @@ pub fn stage(
         },
         other => {
             let what = format!(
-                "is {}, must be a {kind} stage: a name, or {{ method = \"...\", ... }}",
+                "is {}, must name a stage of `{kind}`, alone or as {{ method = \"...\", ... }}",
                 other.show()
             );
             diagnostics.at(node.at, key, what, None);

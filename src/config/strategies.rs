@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::problems::{Diagnostics, Location, Source, did_you_mean};
+use super::problems::{Diagnostics, Location, Source, SourceKind, did_you_mean};
 use super::raw::{At, Entry, Node, Raw, Table, parse};
 use super::read::Reader;
 use super::stages::{encodings, projections, stage};
@@ -197,6 +197,7 @@ fn with_preset(table: &Table, path: &str, diagnostics: &mut Diagnostics) -> Opti
         return None;
     };
     let source = Source {
+        kind: SourceKind::Text,
         name: format!("preset {name}"),
         path: None,
         text: preset.composition.to_owned(),

@@ -223,13 +223,14 @@ fn brief(node: &Node) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::problems::Source;
+    use super::super::problems::{Source, SourceKind};
     use super::super::raw::parse;
     use super::*;
 
     fn variants(text: &str) -> (Vec<Vec<String>>, String) {
         let mut d = Diagnostics::default();
         let source = Source {
+            kind: SourceKind::Text,
             name: "t".into(),
             path: None,
             text: text.into(),
