@@ -15,3 +15,4 @@ pub mod data;
 pub mod engine;
 pub mod eval;
 pub mod model;
+pub mod report;

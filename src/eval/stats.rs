@@ -183,6 +183,12 @@ impl Paired {
         let (low, high) = self.delta.interval()?;
         Some((100.0 * low.exp_m1(), 100.0 * high.exp_m1()))
     }
+
+    /// Half the width of that interval, in percent.
+    pub fn ppl_change_half_percent(&self) -> Option<f64> {
+        let (low, high) = self.ppl_change_interval_percent()?;
+        Some((high - low) / 2.0)
+    }
 }
 
 /// The q-quantile (0 ≤ q ≤ 1) of sorted values, interpolated linearly between order statistics (Hyndman and Fan's

@@ -1,0 +1,252 @@
+//! The columns of the main table, once for Markdown, LaTeX and the terminal.
+//!
+//! Invariants: adding a column is adding one entry; a column that is empty in all rows is left out; the names are those
+//! that readers of llama.cpp's tables know (bits per value, PPL, KLD, RMS Δp, Same top p), a size is never a bare ratio.
+
+use crate::cache::stage::KeyForm;
+use crate::cache::strategy::{StageSpec, Strategy};
+
+use super::format::{plus_minus, signed_plus_minus, significant};
+use super::rows::{Group, Row, Scores};
+
+/// One column.
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    /// Heading in Markdown and on the terminal.
+    pub head: &'static str,
+    /// Heading in LaTeX; empty where the column is not for papers.
+    pub tex: &'static str,
+    /// The order in which columns are chosen for a narrow terminal.
+    pub rank: u8,
+    /// The cell's text.
+    pub text: fn(&Row, &Scores) -> String,
+}
+
+/// All columns after the strategy's label, in order.
+pub static COLUMNS: &[Column] = &[
+    Column {
+        head: "stages K/V",
+        tex: "",
+        rank: 9,
+        text: |row, _| stages(&row.strategy),
+    },
+    Column {
+        head: "keys/tail/sinks",
+        tex: "",
+        rank: 10,
+        text: |row, _| {
+            let strategy = &row.strategy;
+            format!(
+                "{}/{}/{}",
+                key_form(strategy.keys),
+                strategy.tail,
+                strategy.sinks
+            )
+        },
+    },
+    Column {
+        head: "bits/value",
+        tex: "bits/value",
+        rank: 1,
+        text: |_, s| memory(s, |m| format!("{:.2}", m.bits_per_value())),
+    },
+    Column {
+        head: "bytes/token",
+        tex: "bytes/token",
+        rank: 6,
+        text: |_, s| memory(s, |m| format!("{:.0}", m.bytes_per_token())),
+    },
+    Column {
+        head: "bytes_vs_f16",
+        tex: "",
+        rank: 8,
+        text: |_, s| memory(s, |m| format!("{:.3}", m.bytes_vs_f16())),
+    },
+    Column {
+        head: "kept_fraction",
+        tex: "kept fraction",
+        rank: 13,
+        text: |_, s| {
+            let kept = s.memory.as_ref().and_then(|m| m.kept_fraction());
+            kept.filter(|&fraction| fraction < 1.0)
+                .map_or_else(String::new, |fraction| format!("{fraction:.3}"))
+        },
+    },
+    Column {
+        head: "n",
+        tex: "$n$",
+        rank: 11,
+        text: |_, s| match s.n_skipped {
+            0 => s.n_items.to_string(),
+            skipped => format!("{} ({skipped} skipped)", s.n_items),
+        },
+    },
+    Column {
+        head: "PPL",
+        tex: "PPL",
+        rank: 2,
+        text: |_, s| format!("{:.4}", s.quality.ppl()),
+    },
+    Column {
+        head: "bits/byte",
+        tex: "",
+        rank: 15,
+        text: |_, s| significant(s.quality.bits_per_byte, 4),
+    },
+    Column {
+        head: "ΔPPL %",
+        tex: r"$\Delta$PPL (\%)",
+        rank: 0,
+        text: |_, s| {
+            let paired = &s.quality.paired;
+            signed_plus_minus(
+                paired.ppl_change_percent(),
+                paired.ppl_change_half_percent(),
+            )
+        },
+    },
+    Column {
+        head: "KLD",
+        tex: "KLD",
+        rank: 0,
+        text: |_, s| plus_minus(s.quality.kld.value, s.quality.kld.half_width()),
+    },
+    Column {
+        head: "KLD p99",
+        tex: "KLD p99",
+        rank: 7,
+        text: |_, s| significant(s.quality.kld_p99, 2),
+    },
+    Column {
+        head: "Same top p %",
+        tex: r"same top (\%)",
+        rank: 3,
+        text: |_, s| {
+            let percent = s.quality.same_top.scaled(100.0);
+            plus_minus(percent.value, percent.half_width())
+        },
+    },
+    Column {
+        head: "RMS Δp %",
+        tex: r"RMS $\Delta p$ (\%)",
+        rank: 12,
+        text: |_, s| {
+            let percent = s.quality.rms_delta_p.scaled(100.0);
+            plus_minus(percent.value, percent.half_width())
+        },
+    },
+    Column {
+        head: "context benefit kept %",
+        tex: r"context benefit kept (\%)",
+        rank: 14,
+        text: |_, s| {
+            s.quality
+                .context_benefit_kept
+                .map_or_else(String::new, |e| {
+                    let percent = e.scaled(100.0);
+                    plus_minus(percent.value, percent.half_width())
+                })
+        },
+    },
+    Column {
+        head: "ms/token",
+        tex: "ms/token",
+        rank: 4,
+        text: |_, s| {
+            s.latency.last().map_or_else(String::new, |l| {
+                plus_minus(l.ms_per_token.value, l.ms_per_token.half_width())
+            })
+        },
+    },
+    Column {
+        head: "verdict",
+        tex: "",
+        rank: 5,
+        text: |_, s| s.quality.paired.verdict.to_string(),
+    },
+];
+
+/// A table of text: headings and, per row, the label, the cells and what stands instead of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Text {
+    /// Headings, the label's first.
+    pub heads: Vec<String>,
+    /// Rows of as many cells; a row without numbers has a label and a reason.
+    pub rows: Vec<TextRow>,
+}
+
+/// One row of a [`Text`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TextRow {
+    /// Label and cells.
+    Cells(Vec<String>),
+    /// Label, and why there are no numbers.
+    Reason(String, String),
+}
+
+/// The main table of a group in some columns, those left out that are empty everywhere.
+pub fn text(group: &Group, columns: &[Column], head: fn(&Column) -> &'static str) -> Text {
+    let filled: Vec<&Column> = columns
+        .iter()
+        .filter(|column| {
+            group
+                .rows
+                .iter()
+                .filter_map(|row| Some((row, row.scores()?)))
+                .any(|(row, scores)| !(column.text)(row, scores).is_empty())
+        })
+        .collect();
+    let heads = std::iter::once("strategy")
+        .chain(filled.iter().map(|column| head(column)))
+        .map(str::to_owned)
+        .collect();
+    let rows = group
+        .rows
+        .iter()
+        .map(|row| match row.scores() {
+            None => TextRow::Reason(row.label.clone(), row.reason()),
+            Some(scores) => TextRow::Cells(
+                std::iter::once(row.label.clone())
+                    .chain(filled.iter().map(|column| (column.text)(row, scores)))
+                    .collect(),
+            ),
+        })
+        .collect();
+    Text { heads, rows }
+}
+
+fn memory(scores: &Scores, f: fn(&super::measures::Memory) -> String) -> String {
+    scores.memory.as_ref().map_or_else(String::new, f)
+}
+
+/// A key form by its TOML name.
+pub fn key_form(keys: KeyForm) -> &'static str {
+    match keys {
+        KeyForm::PostRope => "post_rope",
+        KeyForm::PreRope => "pre_rope",
+    }
+}
+
+/// K's or V's stages, outermost first: `hadamard+q4_0`.
+pub fn side(project: &[StageSpec], encode: &StageSpec) -> String {
+    let mut names: Vec<&str> = project.iter().map(|s| s.name.as_str()).collect();
+    names.push(&encode.name);
+    names.join("+")
+}
+
+/// All stages in the order in which data meets them: `window, hadamard+q4_0/q4_0, zstd, file`.
+pub fn stages(strategy: &Strategy) -> String {
+    let k = side(&strategy.project_k, &strategy.encode_k);
+    let v = side(&strategy.project_v, &strategy.encode_v);
+    let name = |stage: &Option<StageSpec>| stage.as_ref().map(|s| s.name.clone());
+    [
+        name(&strategy.retain),
+        Some(format!("{k}/{v}")),
+        name(&strategy.pack),
+        name(&strategy.place),
+    ]
+    .into_iter()
+    .flatten()
+    .collect::<Vec<_>>()
+    .join(", ")
+}

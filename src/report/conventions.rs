@@ -1,0 +1,147 @@
+//! The lines above a table that say what its numbers mean.
+//!
+//! Invariant: whoever reads a table can tell from these lines which perplexity it is, over what, against what, and what
+//! an interval means.
+
+use crate::bundle::header::{Bos, ProtocolKind};
+use crate::cache::Continuation;
+
+use super::format::{count, grouped, mean_count, significant};
+use super::measures::Repetition;
+use super::rows::{Group, Report};
+
+/// What holds for every group of a report.
+pub fn shared(report: &Report) -> Vec<String> {
+    let per_token = grouped(report.header.geometry.f16_bytes_at(1));
+    vec![
+        "PPL is per token of this model's tokenizer: exp of the mean NLL, natural logarithm. The reference is a cache \
+         of f32 rows on the same tokens. ΔPPL is against it, paired; the verdict is that of ΔNLL's interval. KLD is \
+         KL(full ‖ compressed), nats per token. Same top p: both rank the same token first."
+            .to_owned(),
+        "± is half of a 95 % interval: Student's t, the n items as clusters, weighted by their tokens; n = 1 has none."
+            .to_owned(),
+        format!(
+            "Sizes charge every stored byte of the live cache: codes, scales, indices, page tables, shared tables, \
+             projections, exact rows, slack, parked pages. bytes_vs_f16 is over an f16 cache of the same tokens \
+             ({per_token} bytes per token)."
+        ),
+    ]
+}
+
+/// What holds for one group.
+pub fn own(group: &Group) -> Vec<String> {
+    let mut out = vec![protocol(group), data(group)];
+    out.extend(reference(group));
+    out.extend(taken_at(group));
+    out
+}
+
+/// What an item is called under a protocol.
+pub fn item_noun(kind: &ProtocolKind) -> &'static str {
+    match kind {
+        ProtocolKind::Stream { .. } => "window",
+        ProtocolKind::CompressOnce { .. } => "context",
+    }
+}
+
+/// The protocol in one sentence.
+pub fn protocol(group: &Group) -> String {
+    let bos = match group.protocol.bos {
+        Bos::None => "no BOS",
+        Bos::EachItem => "BOS before each item, not scored",
+    };
+    let kind = match &group.protocol.kind {
+        ProtocolKind::Stream {
+            window,
+            stride,
+            unscored,
+        } => format!(
+            "`stream`: windows of {}, stride {}, each from an empty cache, {bos}; every query reads the stored cache as \
+             if decoded; the first {} of a window not scored",
+            count(*window, "token"),
+            grouped(*stride as u64),
+            count(*unscored, "token"),
+        ),
+        ProtocolKind::CompressOnce {
+            context,
+            scored,
+            continuation,
+        } => {
+            let rows = match continuation {
+                Continuation::Strategy => "go through the same strategy",
+                Continuation::Exact => "stay exact (f32)",
+            };
+            format!(
+                "`compress-once`: a context of {} read exactly, compressed once; a continuation of {} scored through \
+                 the stored cache, its own rows {rows}; {bos}",
+                count(*context, "token"),
+                count(*scored, "token"),
+            )
+        }
+    };
+    format!("Protocol {kind}.")
+}
+
+/// The data in one sentence.
+pub fn data(group: &Group) -> String {
+    let names: Vec<String> = group
+        .data
+        .iter()
+        .map(|d| format!("{} (sha256 {})", d.name, short(&d.sha256)))
+        .collect();
+    let noun = item_noun(&group.protocol.kind);
+    let counts = group.baseline.as_ref().map_or_else(
+        || "nothing scored".to_owned(),
+        |b| {
+            format!(
+                "n = {} of {}, {} scored",
+                count(b.n_items, noun),
+                count(group.n_docs, "document"),
+                count(b.n_scored, "token"),
+            )
+        },
+    );
+    format!(
+        "Data {}: {counts}, {} dropped.",
+        names.join(", "),
+        count(group.n_tokens_dropped, "token"),
+    )
+}
+
+fn reference(group: &Group) -> Option<String> {
+    let baseline = group.baseline.as_ref()?;
+    let floor = baseline.floor_ppl.map_or_else(String::new, |ppl| {
+        format!("; floor (context dropped but its sinks): PPL {ppl:.4}")
+    });
+    Some(format!(
+        "Reference: PPL {:.4}, {} bits per byte{floor}.",
+        baseline.reference_ppl,
+        significant(baseline.reference_bits_per_byte, 4),
+    ))
+}
+
+/// At which lengths sizes and times were taken, where they were.
+fn taken_at(group: &Group) -> Option<String> {
+    let scores = || group.rows.iter().filter_map(|row| row.scores());
+    let sizes = scores()
+        .find_map(|s| s.memory)
+        .map(|m| format!("Sizes at {} tokens.", mean_count(m.mean_tokens())));
+    let times = scores().find_map(|s| s.latency.last()).map(|l| {
+        let over = match l.over {
+            Repetition::Items => "items",
+            Repetition::Steps => "the steps of one item, so too narrow",
+        };
+        format!(
+            "ms/token: wall time of decoding at depth {}, {}, ± over {over}.",
+            grouped(l.depth as u64),
+            count(l.n_steps, "step"),
+        )
+    });
+    let parts: Vec<String> = [sizes, times].into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join(" "))
+}
+
+/// The first digits of a hash.
+pub fn short(sha256: &str) -> &str {
+    sha256.get(..12).unwrap_or(sha256)
+}

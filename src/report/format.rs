@@ -1,0 +1,122 @@
+//! Numbers as text: as many digits as the error allows.
+//!
+//! Invariant: a missing error is never printed as 0, and nothing is ever printed as NaN.
+
+/// Digits after the point at most; smaller numbers are written with an exponent.
+const MAX_DECIMALS: usize = 4;
+
+/// An error beyond this says no more than that nothing is known.
+const MAX_ERROR: f64 = 1e6;
+
+/// `value ± half`, both to the second digit of `half`; the value alone, to three digits, where there is no interval.
+pub fn plus_minus(value: f64, half: Option<f64>) -> String {
+    match half {
+        Some(half) if half > MAX_ERROR => format!("{} ± >1e6", significant(value, 3)),
+        Some(half) if half > 0.0 => {
+            let decimals = decimals(half, 2);
+            if decimals > MAX_DECIMALS {
+                return format!("{value:.1e} ± {half:.0e}");
+            }
+            format!("{value:.decimals$} ± {half:.decimals$}")
+        }
+        Some(_) => format!("{} ± 0", significant(value, 3)),
+        None => significant(value, 3),
+    }
+}
+
+/// [`plus_minus`] with the value's sign always shown.
+pub fn signed_plus_minus(value: f64, half: Option<f64>) -> String {
+    let text = plus_minus(value, half);
+    if value > 0.0 {
+        format!("+{text}")
+    } else {
+        text
+    }
+}
+
+/// The value to `digits` significant digits.
+pub fn significant(value: f64, digits: i32) -> String {
+    if value == 0.0 {
+        return "0".to_owned();
+    }
+    if !value.is_finite() {
+        return String::new();
+    }
+    let decimals = decimals(value, digits);
+    if decimals > MAX_DECIMALS + 1 {
+        return format!("{value:.1e}");
+    }
+    format!("{value:.decimals$}")
+}
+
+/// A mean of counts: whole where it is whole, else to one decimal.
+pub fn mean_count(value: f64) -> String {
+    if value.fract() == 0.0 {
+        grouped(value as u64)
+    } else {
+        format!("{value:.1}")
+    }
+}
+
+/// An integer in groups of three.
+pub fn grouped(value: u64) -> String {
+    let digits = value.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// "1 token", "2 tokens".
+pub fn count(n: usize, noun: &str) -> String {
+    let plural = if n == 1 { "" } else { "s" };
+    format!("{} {noun}{plural}", grouped(n as u64))
+}
+
+/// Digits after the point that show `digits` significant ones.
+fn decimals(value: f64, digits: i32) -> usize {
+    let exponent = value.abs().log10().floor() as i32;
+    usize::try_from(digits - 1 - exponent).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_sets_the_digits() {
+        assert_eq!(plus_minus(10.6123, Some(2.4)), "10.6 ± 2.4");
+        assert_eq!(plus_minus(0.01394, Some(0.00123)), "0.0139 ± 0.0012");
+        assert_eq!(plus_minus(1234.5, Some(312.0)), "1234 ± 312");
+        assert_eq!(plus_minus(1.234e-6, Some(3.1e-7)), "1.2e-6 ± 3e-7");
+        assert_eq!(plus_minus(0.0, Some(0.0)), "0 ± 0");
+        assert_eq!(plus_minus(12.3, Some(f64::INFINITY)), "12.3 ± >1e6");
+        assert_eq!(plus_minus(0.013941, None), "0.0139");
+        assert_eq!(signed_plus_minus(0.5, Some(0.25)), "+0.50 ± 0.25");
+        assert_eq!(signed_plus_minus(-0.5, None), "-0.500");
+    }
+
+    #[test]
+    fn significant_digits() {
+        assert_eq!(significant(6480.0, 3), "6480");
+        assert_eq!(significant(4.5, 3), "4.50");
+        assert_eq!(significant(0.00001234, 3), "1.2e-5");
+        assert_eq!(significant(0.0, 3), "0");
+        assert_eq!(significant(f64::NAN, 3), "");
+    }
+
+    #[test]
+    fn integers() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(23_040), "23,040");
+        assert_eq!(grouped(1_234_567), "1,234,567");
+        assert_eq!(mean_count(1280.0), "1,280");
+        assert_eq!(mean_count(1280.25), "1280.2");
+        assert_eq!(count(1, "token"), "1 token");
+        assert_eq!(count(2048, "token"), "2,048 tokens");
+    }
+}

@@ -1,0 +1,50 @@
+//! Reports: tables made from a bundle, and from nothing else.
+//!
+//! Invariants: a report can be made at any time from the raw files, of a finished run or not, and is then the same to
+//! the byte; ratios exist only here; no number stands without its n, its unit and its convention.
+
+pub mod columns;
+pub mod conventions;
+pub mod csv;
+pub mod format;
+pub mod latex;
+pub mod markdown;
+pub mod measures;
+pub mod rows;
+pub mod terminal;
+
+use std::path::Path;
+
+use crate::bundle::{Bundle, BundleError, write_atomic};
+use rows::Report;
+
+/// A table's file name and writer.
+type Writer = (&'static str, fn(&Report) -> String);
+
+/// Every derived file of a bundle.
+pub static FILES: &[Writer] = &[
+    ("table.md", markdown::results),
+    ("table.csv", csv::results),
+    ("table.tex", latex::results),
+    ("memory.md", markdown::memory),
+    ("memory.csv", csv::memory),
+    ("latency.md", markdown::latency),
+    ("latency.csv", csv::latency),
+    ("pairs.md", markdown::pairs),
+    ("pairs.csv", csv::pairs),
+];
+
+/// Reads a bundle, writes all its tables beside the raw files and returns what they are made of.
+///
+/// # Errors
+/// The bundle can't be read, is damaged or does not verify, or the folder can't be written.
+pub fn write(bundle: &Path) -> Result<Report, BundleError> {
+    let report = Report::new(&Bundle::read(bundle)?);
+    for (name, writer) in FILES {
+        write_atomic(&bundle.join(name), writer(&report).as_bytes())?;
+    }
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,422 @@
+//! From a bundle to rows: groups of items, one row per strategy in each, pairs of rows.
+//!
+//! Invariants: ratios are formed here and nowhere else, from sums; items enter in order of data and index, so nothing
+//! depends on the journal's order; all numbers of a row belong to the same cells; a cell that failed has no numbers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::bundle::Contents;
+use crate::bundle::header::{CellHeader, DataHeader, ProtocolHeader, RunHeader};
+use crate::cache::strategy::Strategy;
+use crate::eval::records::{CellStatus, ItemRecord};
+use crate::eval::stats::{Pair, Paired};
+
+use super::measures::{Latency, Memory, Quality};
+
+/// Everything that tables are made of.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// What the run stated of itself.
+    pub header: RunHeader,
+    /// The bundle's folder name under its experiment.
+    pub run_id: String,
+    /// The command line, the program without its path.
+    pub command: String,
+    /// Whether all items are there.
+    pub is_finished: bool,
+    /// Cells that failed.
+    pub n_failed: usize,
+    /// One per protocol and domain, and one over all data of a protocol that has several.
+    pub groups: Vec<Group>,
+}
+
+/// Items that are reported together.
+#[derive(Debug, Clone)]
+pub struct Group {
+    /// Name of the data, and of the domain where the data has several; `all data` for the pooled group.
+    pub title: String,
+    /// The protocol.
+    pub protocol: ProtocolHeader,
+    /// The data it covers.
+    pub data: Vec<DataHeader>,
+    /// Tokens that no item covers, over `data`.
+    pub n_tokens_dropped: usize,
+    /// Distinct documents.
+    pub n_docs: usize,
+    /// The baselines, from the row with most items.
+    pub baseline: Option<Baseline>,
+    /// One per strategy, in the plan's order.
+    pub rows: Vec<Row>,
+    /// All pairs of scored rows, in order.
+    pub pairs: Vec<PairRow>,
+}
+
+/// What every row of a group is held against.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Baseline {
+    /// Items.
+    pub n_items: usize,
+    /// Tokens scored.
+    pub n_scored: usize,
+    /// Perplexity of the reference (a cache of f32 rows).
+    pub reference_ppl: f64,
+    /// Bits per byte of text of the reference.
+    pub reference_bits_per_byte: f64,
+    /// Perplexity with the context dropped but for its sinks.
+    pub floor_ppl: Option<f64>,
+}
+
+/// One strategy in one group.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// Name; with the seed where the plan has several.
+    pub label: String,
+    /// Ids of its cells: where the raw records are.
+    pub cells: Vec<String>,
+    /// The strategy.
+    pub strategy: Strategy,
+    /// The numbers, or why there are none.
+    pub outcome: Outcome,
+}
+
+/// What came of a row.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// Numbers.
+    Scored(Box<Scores>),
+    /// A cell of the row failed.
+    Failed(String),
+    /// A cell of the row was not run.
+    Skipped(String),
+    /// No record yet.
+    Pending,
+}
+
+/// The numbers of a row.
+#[derive(Debug, Clone)]
+pub struct Scores {
+    /// Items scored.
+    pub n_items: usize,
+    /// Items that could not be scored.
+    pub n_skipped: usize,
+    /// Tokens scored.
+    pub n_scored: usize,
+    /// Likelihood and distribution.
+    pub quality: Quality,
+    /// Bytes.
+    pub memory: Option<Memory>,
+    /// Times, one entry per depth, ascending.
+    pub latency: Vec<Latency>,
+}
+
+impl Row {
+    /// The numbers, if there are any.
+    pub fn scores(&self) -> Option<&Scores> {
+        match &self.outcome {
+            Outcome::Scored(scores) => Some(scores),
+            Outcome::Failed(_) | Outcome::Skipped(_) | Outcome::Pending => None,
+        }
+    }
+
+    /// Why there are no numbers; empty if there are.
+    pub fn reason(&self) -> String {
+        match &self.outcome {
+            Outcome::Scored(_) => String::new(),
+            Outcome::Failed(message) => format!("failed: {message}"),
+            Outcome::Skipped(reason) => format!("skipped: {reason}"),
+            Outcome::Pending => "not run yet".to_owned(),
+        }
+    }
+}
+
+/// Two rows on the items that both have.
+#[derive(Debug, Clone)]
+pub struct PairRow {
+    /// Label of the first.
+    pub a: String,
+    /// Label of the second.
+    pub b: String,
+    /// NLL(a) − NLL(b).
+    pub paired: Paired,
+}
+
+/// A record and the place of its data in the header.
+type Located<'a> = (usize, &'a ItemRecord);
+
+impl Report {
+    /// Computes all groups of a bundle.
+    pub fn new(contents: &Contents) -> Self {
+        let source = Source::new(contents);
+        let header = &contents.header;
+        let groups = header
+            .protocols
+            .iter()
+            .flat_map(|protocol| source.groups(protocol))
+            .collect();
+        Self {
+            header: header.clone(),
+            run_id: contents
+                .path
+                .file_name()
+                .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+            command: command_line(&contents.environment.command),
+            is_finished: contents.is_finished,
+            n_failed: contents
+                .cells
+                .iter()
+                .filter(|c| matches!(c.status, CellStatus::Failed { .. }))
+                .count(),
+            groups,
+        }
+    }
+}
+
+fn command_line(arguments: &[String]) -> String {
+    let mut words = arguments.to_vec();
+    if let Some(program) = words.first_mut() {
+        *program = std::path::Path::new(program.as_str())
+            .file_name()
+            .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    }
+    words.join(" ")
+}
+
+/// The bundle, indexed.
+struct Source<'a> {
+    contents: &'a Contents,
+    by_cell: BTreeMap<&'a str, Vec<Located<'a>>>,
+    has_several_seeds: bool,
+}
+
+/// Which items of a protocol form a group.
+struct Selection<'a> {
+    title: String,
+    data: Vec<&'a DataHeader>,
+    domain: Option<&'a str>,
+}
+
+impl<'a> Source<'a> {
+    fn new(contents: &'a Contents) -> Self {
+        let header = &contents.header;
+        let place: BTreeMap<&str, usize> = header
+            .cells
+            .iter()
+            .filter_map(|cell| {
+                let place = header.data.iter().position(|d| d.name == cell.data)?;
+                Some((cell.id.as_str(), place))
+            })
+            .collect();
+        let mut by_cell: BTreeMap<&str, Vec<Located<'_>>> = BTreeMap::new();
+        for item in &contents.items {
+            if let Some(&data) = place.get(item.cell.as_str()) {
+                by_cell.entry(&item.cell).or_default().push((data, item));
+            }
+        }
+        let seeds: BTreeSet<u64> = header.cells.iter().map(|cell| cell.seed).collect();
+        Self {
+            contents,
+            by_cell,
+            has_several_seeds: seeds.len() > 1,
+        }
+    }
+
+    fn items(&self, cell: &CellHeader) -> &[Located<'a>] {
+        self.by_cell
+            .get(cell.id.as_str())
+            .map_or(&[], Vec::as_slice)
+    }
+
+    fn groups(&self, protocol: &ProtocolHeader) -> Vec<Group> {
+        let mut selections = Vec::new();
+        let mut covered = Vec::new();
+        for data in &self.contents.header.data {
+            let cells = self.cells(protocol, &[data]);
+            if cells.is_empty() {
+                continue;
+            }
+            covered.push(data);
+            let mut domains: Vec<&str> = Vec::new();
+            for (_, item) in cells.iter().flat_map(|cell| self.items(cell)) {
+                if !domains.contains(&item.domain.as_str()) {
+                    domains.push(&item.domain);
+                }
+            }
+            match domains.as_slice() {
+                [] | [_] => selections.push(Selection {
+                    title: data.name.clone(),
+                    data: vec![data],
+                    domain: None,
+                }),
+                several => selections.extend(several.iter().map(|domain| Selection {
+                    title: format!("{}, {domain}", data.name),
+                    data: vec![data],
+                    domain: Some(domain),
+                })),
+            }
+        }
+        if selections.len() > 1 {
+            selections.push(Selection {
+                title: "all data".to_owned(),
+                data: covered,
+                domain: None,
+            });
+        }
+        selections
+            .iter()
+            .map(|selection| self.group(protocol, selection))
+            .collect()
+    }
+
+    fn cells(&self, protocol: &ProtocolHeader, data: &[&DataHeader]) -> Vec<&'a CellHeader> {
+        let header = &self.contents.header;
+        let is_here = |cell: &&CellHeader| {
+            cell.protocol == protocol.name && data.iter().any(|d| d.name == cell.data)
+        };
+        header.cells.iter().filter(is_here).collect()
+    }
+
+    fn group(&self, protocol: &ProtocolHeader, selection: &Selection<'_>) -> Group {
+        let mut keyed: Vec<((&str, u64), Vec<&CellHeader>)> = Vec::new();
+        for cell in self.cells(protocol, &selection.data) {
+            let key = (cell.label.as_str(), cell.seed);
+            match keyed.iter_mut().find(|(known, _)| *known == key) {
+                Some((_, cells)) => cells.push(cell),
+                None => keyed.push((key, vec![cell])),
+            }
+        }
+        let with_items: Vec<(Row, Vec<Located<'_>>)> = keyed
+            .iter()
+            .map(|(_, cells)| self.row(cells, selection.domain))
+            .collect();
+        let most = with_items
+            .iter()
+            .map(|(_, items)| items)
+            .rev()
+            .max_by_key(|i| i.len());
+        let docs: BTreeSet<(usize, &str)> = most
+            .into_iter()
+            .flatten()
+            .map(|(data, item)| (*data, item.doc.as_str()))
+            .collect();
+        Group {
+            title: selection.title.clone(),
+            protocol: protocol.clone(),
+            data: selection.data.iter().map(|d| (*d).clone()).collect(),
+            n_tokens_dropped: selection
+                .data
+                .iter()
+                .flat_map(|d| &d.cuts)
+                .filter(|cut| cut.protocol == protocol.name)
+                .map(|cut| cut.n_tokens_dropped)
+                .sum(),
+            n_docs: docs.len(),
+            baseline: most.and_then(|items| Baseline::new(items)),
+            pairs: pairs(&with_items),
+            rows: with_items.into_iter().map(|(row, _)| row).collect(),
+        }
+    }
+
+    fn row(&self, cells: &[&CellHeader], domain: Option<&str>) -> (Row, Vec<Located<'a>>) {
+        let first = cells[0];
+        let mut items: Vec<Located<'a>> = cells
+            .iter()
+            .flat_map(|cell| self.items(cell))
+            .filter(|(_, item)| domain.is_none_or(|d| item.domain == d))
+            .copied()
+            .collect();
+        items.sort_by_key(|(data, item)| (*data, item.item));
+        let outcome = self.outcome(cells, &items);
+        if !matches!(outcome, Outcome::Scored(_)) {
+            items.clear();
+        }
+        let label = if self.has_several_seeds {
+            format!("{} (seed {})", first.label, first.seed)
+        } else {
+            first.label.clone()
+        };
+        let row = Row {
+            label,
+            cells: cells.iter().map(|cell| cell.id.clone()).collect(),
+            strategy: first.strategy.clone(),
+            outcome,
+        };
+        (row, items)
+    }
+
+    fn outcome(&self, cells: &[&CellHeader], items: &[Located<'_>]) -> Outcome {
+        let ends = || {
+            self.contents
+                .cells
+                .iter()
+                .filter(|end| cells.iter().any(|cell| cell.id == end.id))
+        };
+        for end in ends() {
+            match &end.status {
+                CellStatus::Failed { message } => return Outcome::Failed(message.clone()),
+                CellStatus::Skipped { reason } => return Outcome::Skipped(reason.clone()),
+                CellStatus::Done => {}
+            }
+        }
+        let records: Vec<&ItemRecord> = items.iter().map(|(_, item)| *item).collect();
+        let Some(quality) = Quality::new(&records) else {
+            return Outcome::Pending;
+        };
+        Outcome::Scored(Box::new(Scores {
+            n_items: records.len(),
+            n_skipped: ends().map(|end| end.n_skipped).sum(),
+            n_scored: records.iter().map(|r| r.n_scored).sum(),
+            quality,
+            memory: Memory::new(&records, &self.contents.header.geometry),
+            latency: Latency::by_depth(&records),
+        }))
+    }
+}
+
+impl Baseline {
+    fn new(items: &[Located<'_>]) -> Option<Self> {
+        let n_scored: usize = items.iter().map(|(_, r)| r.n_scored).sum();
+        let n_bytes: usize = items.iter().map(|(_, r)| r.bytes_text).sum();
+        let nll: f64 = items.iter().map(|(_, r)| r.nll_reference).sum();
+        let floor: Option<f64> = items.iter().map(|(_, r)| r.nll_floor).sum();
+        (n_scored > 0).then(|| Self {
+            n_items: items.len(),
+            n_scored,
+            reference_ppl: (nll / n_scored as f64).exp(),
+            reference_bits_per_byte: nll / std::f64::consts::LN_2 / n_bytes as f64,
+            floor_ppl: floor.map(|nll| (nll / n_scored as f64).exp()),
+        })
+    }
+}
+
+/// Compares every two scored rows on their common items.
+fn pairs(rows: &[(Row, Vec<Located<'_>>)]) -> Vec<PairRow> {
+    let mut out = Vec::new();
+    for (i, (a, items_a)) in rows.iter().enumerate() {
+        for (b, items_b) in &rows[i + 1..] {
+            let known: BTreeMap<(usize, usize), &ItemRecord> = items_b
+                .iter()
+                .map(|&(data, item)| ((data, item.item), item))
+                .collect();
+            let common: Vec<Pair> = items_a
+                .iter()
+                .filter_map(|&(data, one)| {
+                    let two = known.get(&(data, one.item))?;
+                    Some(Pair {
+                        a: one.nll,
+                        b: two.nll,
+                        n_scored: one.n_scored,
+                        identical: one.nll == two.nll && one.tokens.nll == two.tokens.nll,
+                    })
+                })
+                .collect();
+            if let Some(paired) = Paired::compare(&common) {
+                out.push(PairRow {
+                    a: a.label.clone(),
+                    b: b.label.clone(),
+                    paired,
+                });
+            }
+        }
+    }
+    out
+}
