@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::hex_sha256;
+use crate::data::sha256_hex;
 
 /// Program, machine and moment of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -63,7 +63,7 @@ impl Environment {
         Ok(Self {
             engine: Engine {
                 kvlab_version: env!("CARGO_PKG_VERSION").to_owned(),
-                executable_sha256: hex_sha256(&program),
+                executable_sha256: sha256_hex(&program),
                 arch: std::env::consts::ARCH.to_owned(),
                 cpu_flags: cpu_flags(),
             },

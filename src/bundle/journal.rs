@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{BundleError, hex_sha256};
+use super::BundleError;
+use crate::data::sha256_hex;
 use crate::eval::records::{CellRecord, ItemRecord};
 
 const BEFORE_SUM: &[u8] = br#"{"sum":""#;
@@ -131,7 +132,7 @@ pub fn read(path: &Path) -> Result<Replay, BundleError> {
 
 fn encode(entry: &Entry) -> serde_json::Result<Vec<u8>> {
     let entry = serde_json::to_vec(entry)?;
-    let sum = hex_sha256(&entry);
+    let sum = sha256_hex(&entry);
     let parts = [
         BEFORE_SUM,
         &sum.as_bytes()[..SUM_DIGITS],
@@ -149,7 +150,7 @@ fn decode(line: &[u8]) -> Result<Entry, String> {
         .and_then(|rest| rest.split_at_checked(SUM_DIGITS))
         .and_then(|(sum, rest)| Some((sum, rest.strip_prefix(BEFORE_ENTRY)?.strip_suffix(b"}")?)))
         .ok_or("it has no checksum and entry")?;
-    if &hex_sha256(entry).as_bytes()[..SUM_DIGITS] != sum {
+    if &sha256_hex(entry).as_bytes()[..SUM_DIGITS] != sum {
         return Err("its checksum does not match".to_owned());
     }
     serde_json::from_slice(entry).map_err(|e| e.to_string())

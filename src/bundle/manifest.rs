@@ -7,7 +7,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BundleError, RAW_FILES, hex_sha256, write_atomic};
+use super::{BundleError, RAW_FILES, write_atomic};
+use crate::data::sha256_hex;
 
 /// Name of the manifest's file.
 pub const MANIFEST: &str = "manifest.json";
@@ -77,6 +78,6 @@ fn hash_file(folder: &Path, name: &str) -> Result<FileEntry, BundleError> {
     Ok(FileEntry {
         name: name.to_owned(),
         n_bytes: bytes.len() as u64,
-        sha256: hex_sha256(&bytes),
+        sha256: sha256_hex(&bytes),
     })
 }

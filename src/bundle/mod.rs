@@ -25,7 +25,6 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sha2::{Digest, Sha256};
 
 use crate::eval::records::{CellRecord, ItemRecord};
 use environment::Environment;
@@ -280,14 +279,6 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), BundleError> {
         return Err(BundleError::io("write", path, error));
     }
     sync_folder(path)
-}
-
-/// SHA-256 in hexadecimal.
-pub fn hex_sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
 }
 
 /// Makes a rename last: on Unix the folder is synced too.
