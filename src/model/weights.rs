@@ -272,7 +272,6 @@ impl WeightSource for MappedWeights {
 }
 
 /// Maps a file into memory.
-#[expect(unsafe_code, reason = "the one place where files are mapped")]
 pub(super) fn map_file(path: &Path) -> Result<Mmap, ModelError> {
     let file = File::open(path).map_err(|e| ModelError::io("read", path, e))?;
     // SAFETY: the map is read-only and lives as long as the model. Writing to or cutting the file meanwhile would change

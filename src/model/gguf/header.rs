@@ -86,14 +86,23 @@ impl Problem {
     }
 }
 
-/// A name from the file in a form that fits an error's one line.
+/// A name or value from a file in a form that fits an error's one line.
 pub fn short(name: &str) -> String {
-    let escaped: String = name.chars().take(60).flat_map(char::escape_debug).collect();
-    if name.chars().count() > 60 {
-        format!("`{escaped}...`")
-    } else {
-        format!("`{escaped}`")
+    const MOST: usize = 60;
+    let mut line = String::from("`");
+    for c in name.chars().take(MOST) {
+        if c.is_control() {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
     }
+    line.push_str(if name.chars().nth(MOST).is_some() {
+        "...`"
+    } else {
+        "`"
+    });
+    line
 }
 
 const MAGIC: &[u8] = b"GGUF";

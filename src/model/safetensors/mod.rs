@@ -4,6 +4,8 @@
 //! comes twice; Gemma's norms, which its files keep as w - 1, leave the loader as w.
 
 mod config;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

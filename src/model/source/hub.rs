@@ -51,9 +51,11 @@ pub(super) fn resolve_folder(
     }
     let parent = dir.path().join("hub");
     std::fs::create_dir_all(&parent).map_err(|e| ModelError::io("create", &parent, e))?;
-    let temporary = tempfile::Builder::new()
-        .prefix(".fetch-")
-        .tempdir_in(&parent);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".fetch-");
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
+    let temporary = builder.tempdir_in(&parent);
     let temporary = temporary.map_err(|e| ModelError::io("write", &parent, e))?;
     imp::fetch_folder(repo, temporary.path(), progress).map_err(|failure| match failure {
         Failure::Fatal(error) => error,

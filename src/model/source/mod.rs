@@ -8,6 +8,8 @@ mod builtin;
 pub(super) mod checksum;
 mod hub;
 mod pip;
+#[cfg(test)]
+mod tests;
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -198,9 +200,12 @@ struct Sink {
 impl Sink {
     fn create(target: &Path) -> Result<Self, ModelError> {
         let folder = target.parent().unwrap_or(Path::new("."));
-        let file = tempfile::Builder::new()
-            .prefix(".fetch-")
-            .tempfile_in(folder);
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".fetch-");
+        // Not the 600 of temporary files: whoever shares the folder may read what is kept, as the umask allows.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let file = builder.tempfile_in(folder);
         let file = file.map_err(|e| ModelError::io("write", folder, e))?;
         Ok(Self {
             file,

@@ -179,6 +179,14 @@ impl Tokenizer {
         self.token_bytes.get(id as usize).map(|&n| n as usize)
     }
 
+    /// Writes the tokenizer as a `tokenizer.json` for a test's folder.
+    #[cfg(test)]
+    pub(super) fn save(&self, path: &Path) {
+        self.inner
+            .save(path, false)
+            .expect("the temporary folder is writable");
+    }
+
     /// The first token `tokenizer.json` puts before a text of its own accord, if it does.
     pub(super) fn leading_token(&self) -> Option<u32> {
         let with = self.inner.encode_fast("a", true).ok()?;
