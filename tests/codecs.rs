@@ -1,0 +1,131 @@
+//! The row codecs against bytes that other people's code wrote: gguf-py (q8_0, q4_0, f16, bf16), torch (FP8) and
+//! NVIDIA's Model Optimizer (NVFP4). Every comparison is to the bit.
+
+use std::sync::Arc;
+
+use kvlab::cache::Geometry;
+use kvlab::cache::stage::{BuildContext, KeyForm, Kind, Params, RowCodec, Side, Stage, find};
+use safetensors::SafeTensors;
+
+const CODECS: &[u8] = include_bytes!("golden/codecs.safetensors");
+const GGUF: &[u8] = include_bytes!("golden/dequant.safetensors");
+
+fn codec(name: &str) -> Arc<dyn RowCodec> {
+    let context = BuildContext {
+        geometry: &Geometry { layers: Vec::new() },
+        keys: KeyForm::PostRope,
+        side: Side::K,
+        calibration: None,
+        backing_dir: None,
+    };
+    let def = find(Kind::Encode, name).unwrap();
+    match (def.build)(&Params::default(), &context).unwrap() {
+        Stage::Encode(codec) => codec,
+        _ => panic!("{name} is not a codec"),
+    }
+}
+
+/// A tensor's bytes and the length of its last axis.
+fn tensor(file: &'static [u8], name: &str) -> (Vec<u8>, usize) {
+    let file = SafeTensors::deserialize(file).unwrap();
+    let view = file.tensor(name).unwrap();
+    (view.data().to_vec(), *view.shape().last().unwrap())
+}
+
+fn floats(file: &'static [u8], name: &str) -> (Vec<f32>, usize) {
+    let (bytes, width) = tensor(file, name);
+    let values = bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|b| f32::from_le_bytes(*b))
+        .collect();
+    (values, width)
+}
+
+fn encoded(codec: &dyn RowCodec, row: &[f32]) -> Vec<u8> {
+    let mut out = vec![0xee; codec.row_bytes(row.len())];
+    codec.encode(row, &mut out);
+    out
+}
+
+#[test]
+fn ggml_blocks_are_written_byte_for_byte() {
+    let (x, dim) = floats(GGUF, "quantize.x");
+    for name in ["q8_0", "q4_0"] {
+        let codec = codec(name);
+        let (want, row_bytes) = tensor(GGUF, &format!("quantize.{name}"));
+        assert_eq!(codec.row_bytes(dim), row_bytes);
+        for (i, (row, want)) in x.chunks(dim).zip(want.chunks(row_bytes)).enumerate() {
+            assert_eq!(encoded(&*codec, row), want, "{name}, row {i}");
+        }
+    }
+}
+
+#[test]
+fn ggml_blocks_are_read_bit_for_bit() {
+    for (name, key) in [
+        ("q8_0", "Q8_0"),
+        ("q4_0", "Q4_0"),
+        ("f16", "F16"),
+        ("bf16", "BF16"),
+    ] {
+        let (bytes, _) = tensor(GGUF, &format!("{key}.blocks"));
+        let (want, dim) = floats(GGUF, &format!("{key}.values"));
+        let mut rows = vec![f32::NAN; want.len()];
+        codec(name).decode_rows(&bytes, dim, &mut rows);
+        for (i, (got, want)) in rows.iter().zip(&want).enumerate() {
+            assert_eq!(
+                got.to_bits(),
+                want.to_bits(),
+                "{name}, value {i}: {got} {want}"
+            );
+        }
+    }
+}
+
+#[test]
+fn fp8_is_torch_s_cast_of_clamped_values() {
+    let codec = codec("fp8_e4m3");
+    let (x, _) = floats(CODECS, "fp8.x");
+    let (want, _) = tensor(CODECS, "fp8.bytes");
+    for ((x, got), want) in x.iter().zip(encoded(&*codec, &x)).zip(want) {
+        assert_eq!(got, want, "{x}");
+    }
+    let (table, _) = floats(CODECS, "fp8.table");
+    let bytes: Vec<u8> = (0..=255).collect();
+    let mut values = [0.0; 256];
+    codec.decode(&bytes, &mut values);
+    for ((byte, got), want) in bytes.iter().zip(values).zip(table) {
+        let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+        assert!(same, "{byte:#x}: {got} {want}");
+    }
+}
+
+#[test]
+fn nvfp4_is_modelopt_s_codes_scales_and_values() {
+    let codec = codec("nvfp4");
+    let (x, dim) = floats(CODECS, "nvfp4.x");
+    let (codes, code_bytes) = tensor(CODECS, "nvfp4.codes");
+    let (scales, scale_bytes) = tensor(CODECS, "nvfp4.scales");
+    let (values, _) = floats(CODECS, "nvfp4.values");
+    assert_eq!(floats(CODECS, "nvfp4.s2").0, [448.0 / 2688.0]);
+    for (i, row) in x.chunks(dim).enumerate() {
+        let bytes = encoded(&*codec, row);
+        let (got_codes, got_scales) = bytes.split_at(code_bytes);
+        assert_eq!(
+            got_scales,
+            &scales[i * scale_bytes..][..scale_bytes],
+            "scales of row {i}"
+        );
+        assert_eq!(
+            got_codes,
+            &codes[i * code_bytes..][..code_bytes],
+            "codes of row {i}"
+        );
+        let mut back = vec![f32::NAN; dim];
+        codec.decode(&bytes, &mut back);
+        // modelopt reads code 8 as +0.0, this codec as −0.0: equal as numbers.
+        assert_eq!(back, values[i * dim..][..dim], "values of row {i}");
+    }
+}
