@@ -1,6 +1,8 @@
 //! The registered `place` stages: one file per method, one line here.
 
+pub mod file;
+
 use super::stage::StageDef;
 
 /// Every `place` stage.
-pub static STAGES: &[StageDef] = &[];
+pub static STAGES: &[StageDef] = &[file::DEF];
