@@ -281,7 +281,12 @@ mod tests {
         let packed = PACKER.pack(&page, 128).unwrap();
         assert_eq!(unpacked(&packed, 128, page.len()).unwrap(), page);
         let by_rows = zstd::bulk::compress(&page, 3).unwrap();
-        assert!(packed.len() * 4 < page.len() * 3, "{} of {}", packed.len(), page.len());
+        assert!(
+            packed.len() * 4 < page.len() * 3,
+            "{} of {}",
+            packed.len(),
+            page.len()
+        );
         assert!(packed.len() < by_rows.len());
     }
 
