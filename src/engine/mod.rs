@@ -1,7 +1,88 @@
 //! The engine: feeding tokens to a model through a cache.
 //!
-//! Invariant: names no strategy; what a cache needs ([`crate::cache::Needs`]) is supplied generically.
+//! Invariants: names no strategy; what a cache needs ([`crate::cache::Needs`]) is supplied generically, and a chunk is
+//! never longer than the cache can take as if decoded. `model/transformer.rs` is the step itself.
 
+pub mod calibrate;
 pub mod clock;
 #[cfg(test)]
 pub(crate) mod plain_cache;
+pub mod tape;
+
+use crate::cache::{Batch, CacheError, KvCache, SeqId};
+use crate::model::transformer::{Hidden, LanguageModel, StepError};
+
+pub use calibrate::Calibrator;
+pub use tape::{ContextTape, Recording, TapeError};
+
+/// Tokens of one step when nobody asks for fewer: enough for the linear layers to work at full speed, few enough to keep
+/// activations small.
+pub const CHUNK: usize = 512;
+
+/// What one chunk of a prefill gave.
+#[derive(Debug, Clone, Copy)]
+pub struct Chunk<'a> {
+    /// Position of the chunk's first token.
+    pub first_position: u32,
+    /// The chunk's tokens.
+    pub tokens: &'a [u32],
+    /// One row per token; [`LanguageModel::logits`] turns rows into logits.
+    pub hidden: &'a Hidden,
+}
+
+/// Tokens per step that `cache` takes as if decoded: `asked` or fewer, at least 1.
+pub fn chunk_for(cache: &dyn KvCache, asked: usize) -> usize {
+    cache.needs().max_chunk.unwrap_or(asked).min(asked).max(1)
+}
+
+/// Feeds tokens to a sequence, which goes on from where it is, in chunks of at most `chunk` tokens. `each` sees every
+/// chunk before the next one begins and may stop by an error.
+///
+/// # Errors
+/// Those of the step and of `each`.
+pub fn feed<E: From<StepError>>(
+    model: &dyn LanguageModel,
+    cache: &mut dyn KvCache,
+    seq: SeqId,
+    tokens: &[u32],
+    chunk: usize,
+    mut each: impl FnMut(Chunk<'_>) -> Result<(), E>,
+) -> Result<(), E> {
+    let first = |e: CacheError| E::from(StepError::from(e));
+    let mut position = cache.len(seq).map_err(first)?;
+    for tokens in tokens.chunks(chunk_for(cache, chunk)) {
+        let end = position + tokens.len() as u32;
+        let hidden = model.step(&Batch::single(seq, position..end), tokens, cache)?;
+        each(Chunk {
+            first_position: position,
+            tokens,
+            hidden: &hidden,
+        })?;
+        position = end;
+    }
+    Ok(())
+}
+
+/// [`feed`] that keeps nothing but the last chunk's last row: what decoding goes on from. `None` for no tokens.
+///
+/// # Errors
+/// Those of the step.
+pub fn prefill(
+    model: &dyn LanguageModel,
+    cache: &mut dyn KvCache,
+    seq: SeqId,
+    tokens: &[u32],
+    chunk: usize,
+) -> Result<Option<Hidden>, StepError> {
+    let mut last = None;
+    feed(model, cache, seq, tokens, chunk, |chunk| {
+        let n = chunk.hidden.n_embd;
+        let rows = &chunk.hidden.rows;
+        last = Some(Hidden {
+            rows: rows[rows.len() - n..].to_vec(),
+            n_embd: n,
+        });
+        Ok::<(), StepError>(())
+    })?;
+    Ok(last)
+}
