@@ -367,3 +367,96 @@ fn every_preset_is_an_experiment() {
         assert_eq!(a, spelled.strategies[0], "{}", preset.name);
     }
 }
+
+#[test]
+fn every_experiment_of_the_repository_is_sound() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("experiments");
+    let mut n = 0;
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "toml") {
+            let p = load(&path, &[]).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(Some(p.name.as_str()), path.file_stem().and_then(|s| s.to_str()));
+            n += 1;
+        }
+    }
+    assert!(n >= 4, "{n} experiments");
+}
+
+/// Bytes cut out, doubled, swapped and overwritten: refused or planned, never a panic, and never without a word.
+fn mutate(text: &str, edits: &[(usize, u8, u8)]) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    for &(at, kind, byte) in edits {
+        if bytes.is_empty() {
+            break;
+        }
+        let at = at % bytes.len();
+        let end = (at + usize::from(byte) % 16).min(bytes.len());
+        match kind % 5 {
+            0 => bytes[at] = byte,
+            1 => bytes.insert(at, byte),
+            2 => drop(bytes.drain(at..end)),
+            3 => {
+                let piece = bytes[at..end].to_vec();
+                bytes.splice(at..at, piece);
+            }
+            _ => {
+                let words: [&[u8]; 8] = [
+                    b"[", b"]", b"\"", b" = ", b"{ method = ", b"[[strategy]]\n", b"-1", b"1e400",
+                ];
+                bytes.splice(at..at, words[usize::from(byte) % words.len()].iter().copied());
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+const SOUND: &str = r#"schema = 1
+name = "x"
+seed = 3
+model = "smollm2-135m-instruct"
+threads = 2
+[data]
+sets = ["quickstart-prose", "quickstart-code"]
+documents = 2
+[protocol]
+kind = "compress-once"
+context = [64, 128]
+score = 32
+continuation = ["exact", "strategy"]
+floor = true
+latency = { steps = 4 }
+[calibration]
+set = "calibration-mixed"
+tokens = 512
+[[strategy]]
+encode = ["f16", { method = "q8_0" }]
+tail = [0, 32]
+sweep = { sinks = [0, 4], project = [[], []] }
+[[strategy]]
+preset = "k8v4"
+keys = "pre_rope"
+exact = "f32"
+"#;
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig {
+        cases: std::env::var("KVLAB_FUZZ_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(400),
+        ..Default::default()
+    })]
+
+    #[test]
+    fn no_bytes_make_the_reader_panic(
+        edits in proptest::collection::vec((0usize..2000, 0u8..=255, 0u8..=255), 1..12),
+        set in ".{0,40}",
+    ) {
+        match parse("f.toml", &mutate(SOUND, &edits), &[set]) {
+            Ok(plan) => {
+                let json = serde_json::to_string(&plan).expect("a plan is JSON");
+                let back: Plan = serde_json::from_str(&json).expect("and comes back");
+                proptest::prop_assert_eq!(back, plan);
+            }
+            Err(problems) => proptest::prop_assert!(!problems.is_empty()),
+        }
+    }
+}

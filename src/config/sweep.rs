@@ -165,7 +165,7 @@ fn product_of(
     build: impl Fn(Vec<Node>) -> Raw,
     node: &Node,
 ) -> Vec<Choice> {
-    let mut out: Vec<(Vec<Node>, Vec<(String, String)>)> = vec![(Vec::new(), Vec::new())];
+    let mut out = vec![(Vec::new(), Vec::new())];
     for choices in parts {
         // Past the limit `expand` refuses the table anyway: don't build what it throws away.
         let keep = (2 * MAX_VARIANTS / out.len().max(1)).max(1);
