@@ -16,7 +16,11 @@ fn kvlab(args: &[&str]) -> (i32, String, String) {
         .output()
         .expect("it runs");
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
-    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
+    (
+        output.status.code().unwrap_or(-1),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
 }
 
 #[test]
@@ -28,7 +32,10 @@ fn an_unsound_experiment_is_refused_with_code_2_and_leaves_nothing() {
         let (code, out, err) = kvlab(&[command, file.to_str().unwrap()]);
         assert_eq!(code, 2, "{err}");
         assert!(out.is_empty());
-        assert!(err.contains("bad.toml:2:1: modle: unknown key; did you mean `model`?"), "{err}");
+        assert!(
+            err.contains("bad.toml:2:1: modle: unknown key; did you mean `model`?"),
+            "{err}"
+        );
         assert!(err.ends_with("problems: nothing was run\n"), "{err}");
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
@@ -50,7 +57,11 @@ fn a_sound_experiment_without_its_model_is_planned_with_a_note() {
     let file = Path::new("experiments").join("quickstart.toml");
     let (code, out, err) = kvlab(&["check", file.to_str().unwrap()]);
     assert_eq!(code, 0, "{err}");
-    assert!(out.contains("= 18 cells") && out.contains("note: model"), "{out}");
+    assert!(
+        out.contains("18 cells = 6 strategies x 1 protocol x 3 texts")
+            && out.contains("note: model"),
+        "{out}"
+    );
     let (code, out, err) = kvlab(&["plan", file.to_str().unwrap(), "--json"]);
     assert_eq!(code, 0, "{err}");
     let json: Value = serde_json::from_str(&out).expect("JSON");
@@ -79,5 +90,8 @@ fn lists_are_complete_and_readable_by_programs() {
 fn a_text_of_the_program_is_fetched_from_itself() {
     let (code, out, _) = kvlab(&["fetch", "quickstart-prose"]);
     assert_eq!(code, 0);
-    assert_eq!(out, "quickstart-prose: 31117 bytes from the program itself\n");
+    assert_eq!(
+        out,
+        "quickstart-prose: 31117 bytes from the program itself\n"
+    );
 }

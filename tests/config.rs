@@ -376,7 +376,10 @@ fn every_experiment_of_the_repository_is_sound() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|e| e == "toml") {
             let p = load(&path, &[]).unwrap_or_else(|e| panic!("{e}"));
-            assert_eq!(Some(p.name.as_str()), path.file_stem().and_then(|s| s.to_str()));
+            assert_eq!(
+                Some(p.name.as_str()),
+                path.file_stem().and_then(|s| s.to_str())
+            );
             n += 1;
         }
     }
@@ -402,9 +405,19 @@ fn mutate(text: &str, edits: &[(usize, u8, u8)]) -> String {
             }
             _ => {
                 let words: [&[u8]; 8] = [
-                    b"[", b"]", b"\"", b" = ", b"{ method = ", b"[[strategy]]\n", b"-1", b"1e400",
+                    b"[",
+                    b"]",
+                    b"\"",
+                    b" = ",
+                    b"{ method = ",
+                    b"[[strategy]]\n",
+                    b"-1",
+                    b"1e400",
                 ];
-                bytes.splice(at..at, words[usize::from(byte) % words.len()].iter().copied());
+                bytes.splice(
+                    at..at,
+                    words[usize::from(byte) % words.len()].iter().copied(),
+                );
             }
         }
     }

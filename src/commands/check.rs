@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::{Exit, checked_model, load_plan, lookup};
+use super::{Exit, cells_of, checked_model, load_plan, lookup};
 use crate::cli::CheckArgs;
 use crate::data::{Lookup, Network};
 
@@ -17,15 +17,8 @@ pub fn check(args: &CheckArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
         network: Network::Offline,
         ..lookup(&args.places)
     };
-    writeln!(
-        out,
-        "{}: sound; {} strategies x {} protocols x {} texts = {} cells",
-        args.experiment.file.display(),
-        plan.strategies.len(),
-        plan.protocols.len(),
-        plan.data.len(),
-        plan.strategies.len() * plan.protocols.len() * plan.data.len()
-    )?;
+    let file = args.experiment.file.display();
+    writeln!(out, "{file}: sound; {}", cells_of(&plan))?;
     let calibration = plan.calibration.iter().map(|c| &c.data);
     for text in plan.data.iter().chain(calibration) {
         if let Err(e) = text.load(&here) {

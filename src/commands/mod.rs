@@ -66,6 +66,28 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
+/// "1 text", "3 texts".
+fn counted(n: usize, word: &str) -> String {
+    format!("{n} {word}{}", if n == 1 { "" } else { "s" })
+}
+
+/// A plan's cells in words.
+fn cells_of(plan: &Plan) -> String {
+    let (strategies, protocols, texts) =
+        (plan.strategies.len(), plan.protocols.len(), plan.data.len());
+    let strategies_word = if strategies == 1 {
+        "strategy"
+    } else {
+        "strategies"
+    };
+    format!(
+        "{} = {strategies} {strategies_word} x {} x {}",
+        counted(strategies * protocols * texts, "cell"),
+        counted(protocols, "protocol"),
+        counted(texts, "text")
+    )
+}
+
 fn load_plan(experiment: &Experiment) -> Result<Plan, Problems> {
     load(&experiment.file, &experiment.overrides)
 }

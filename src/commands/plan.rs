@@ -6,7 +6,7 @@ use anyhow::Context;
 use comfy_table::{CellAlignment, Table, TableStyle};
 use serde_json::{Value, json};
 
-use super::{Exit, bytes, checked_model, load_plan, pace};
+use super::{Exit, bytes, cells_of, checked_model, counted, load_plan, pace};
 use crate::cache::{Geometry, MemoryReport};
 use crate::cli::PlanArgs;
 use crate::config::{Plan, Protocol};
@@ -125,13 +125,10 @@ fn summary(plan: &Plan, out: &mut dyn Write) -> std::io::Result<()> {
     if let Some(c) = &plan.calibration {
         writeln!(out, "calibration {} ({} tokens)", c.data.name, c.tokens)?;
     }
-    let n_cells = plan.data.len() * plan.protocols.len() * plan.strategies.len();
     writeln!(
         out,
-        "cells       {n_cells} = {} strategies x {} protocols x {} texts, and the f32 reference of each",
-        plan.strategies.len(),
-        plan.protocols.len(),
-        plan.data.len()
+        "cells       {}, and the f32 reference of each",
+        cells_of(plan)
     )
 }
 
@@ -157,7 +154,7 @@ fn headline(protocol: &Protocol) -> String {
     match protocol {
         Protocol::Stream {
             window, windows, ..
-        } => format!("stream: {windows} windows of {window} tokens"),
+        } => format!("stream: {} of {window} tokens", counted(*windows, "window")),
         Protocol::CompressOnce {
             context,
             score,
@@ -168,7 +165,8 @@ fn headline(protocol: &Protocol) -> String {
             let continuation = serde_json::to_value(continuation).unwrap_or_default();
             let word = continuation.as_str().unwrap_or("?").to_owned();
             format!(
-                "compress-once: {documents} documents of {context} + {score} tokens, continuation {word}"
+                "compress-once: {} of {context} + {score} tokens, continuation {word}",
+                counted(*documents, "document")
             )
         }
     }
@@ -181,6 +179,7 @@ fn table(rows: &[Row]) -> Table {
         "strategy",
         "tokens",
         "bytes",
+        "resident",
         "bytes/token",
         "bytes_vs_f16",
         "live rows",
@@ -192,6 +191,7 @@ fn table(rows: &[Row]) -> Table {
             row.label.clone(),
             row.n_tokens.to_string(),
             stored.to_string(),
+            m.resident_bytes().to_string(),
             format!("{:.0}", stored as f64 / row.n_tokens as f64),
             format!("{:.4}", stored as f64 / row.f16_bytes as f64),
             format!(
