@@ -1,4 +1,6 @@
 //! Compute: the kernels and the backends of the model's operations.
 
+#[cfg(feature = "burn")]
+pub mod burn;
 pub mod cpu;
 pub mod cpu_time;
