@@ -1,7 +1,6 @@
 //! Decode time per token, strategies interleaved step by step so that a busy moment hits all of them.
 //!
-//! Invariants: the steps run on a fork which is released afterwards, so timing changes no number and no byte of what is
-//! measured later; a step is one token through the whole model, its logits included; the first step is a warm-up and
+//! Invariants: the steps run on a fork which is released afterwards, so timing changes no score and no row; a step is one token through the whole model, its logits included; the first step is a warm-up and
 //! is not counted.
 
 use crate::cache::{Batch, KvCache, SeqId, StagedCache};
@@ -73,9 +72,10 @@ pub fn interleaved(
 
 fn step(model: &dyn LanguageModel, clock: &dyn Clock, cache: &mut StagedCache, token: u32) -> Result<(f64, f64), StepError> {
     let at = cache.len(FORK)?;
-    let (wall, cpu) = (clock.wall_ms(), clock.cpu_ms());
+    let start = clock.read();
     let hidden = model.step(&Batch::single(FORK, at..at + 1), &[token], cache)?;
     let mut logits = vec![0.0; model.spec().n_vocab];
     model.logits(&hidden, 0..1, &mut logits);
-    Ok((clock.wall_ms() - wall, clock.cpu_ms() - cpu))
+    let spent = clock.read().since(start);
+    Ok((spent.wall_ms(), spent.cpu_ms()))
 }

@@ -120,9 +120,9 @@ impl<'a> Lockstep<'a> {
     ) -> Result<Outcomes, StepError> {
         let mut reference = self.build(&Strategy::bare("f32"))?;
         reference.cache.admit(SEQ, Admission::Streaming)?;
-        let start = self.clock.wall_ms();
+        let start = self.clock.read();
         let tape = self.prefill(&mut reference, &ids[..context])?;
-        let prefill_ms = self.clock.wall_ms() - start;
+        let prefill_ms = self.clock.read().since(start).wall_ms();
         let mut runners: Vec<Result<Runner, StepError>> =
             strategies.iter().map(|s| self.compress(s, &tape, continuation)).collect();
         if floor == Floor::Run {
@@ -163,11 +163,11 @@ impl<'a> Lockstep<'a> {
     /// A strategy's cache of the context, compressed.
     fn compress(&self, strategy: &Strategy, tape: &ContextTape, continuation: Continuation) -> Result<Runner, StepError> {
         let mut runner = self.build(strategy)?;
-        let start = self.clock.wall_ms();
+        let start = self.clock.read();
         runner.cache.admit(SEQ, Admission::Context)?;
         tape.replay(&mut runner.cache, SEQ, runner.chunk)?;
         runner.cache.compress(SEQ, continuation)?;
-        runner.compress_ms = self.clock.wall_ms() - start;
+        runner.compress_ms = self.clock.read().since(start).wall_ms();
         runner.remember()?;
         Ok(runner)
     }
@@ -184,9 +184,9 @@ impl<'a> Lockstep<'a> {
         let mut at = from;
         while at < ids.len() {
             let end = (at + self.chunk).min(ids.len());
-            let start = self.clock.wall_ms();
+            let start = self.clock.read();
             let full = self.feed(reference, ids, at..end)?;
-            reference_ms += self.clock.wall_ms() - start;
+            reference_ms += self.clock.read().since(start).wall_ms();
             let mut hidden: Vec<Option<Hidden>> = Vec::new();
             for runner in runners.iter_mut() {
                 hidden.push(match runner {
