@@ -25,6 +25,8 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run an experiment, or go on with it, and print its table.
+    Run(RunArgs),
     /// Say everything that is wrong with an experiment, and run nothing.
     Check(CheckArgs),
     /// Show what an experiment would run: its cells, and the bytes of each strategy at its context.
@@ -77,6 +79,9 @@ pub struct RunArgs {
     /// Threads; never changes a number [default: the experiment's, else all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
+    /// Begin another bundle even if this experiment has one
+    #[arg(long)]
+    pub fresh: bool,
     /// Print the table as JSON
     #[arg(long)]
     pub json: bool,

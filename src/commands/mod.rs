@@ -9,6 +9,9 @@ mod list;
 mod pace;
 mod plan;
 pub mod progress;
+mod run;
+mod session;
+mod work;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -44,6 +47,7 @@ pub enum Exit {
 /// The reason why nothing was done, one line unless it is [`Problems`].
 pub fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match command {
+        Command::Run(args) => run::run(args, out),
         Command::Check(args) => check::check(args, out),
         Command::Plan(args) => plan::plan(args, out),
         Command::List(args) => list::list(args, out),

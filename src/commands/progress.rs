@@ -1,4 +1,4 @@
-//! Progress of fetching, on the terminal.
+//! Progress on the terminal: of fetching, and of a run.
 
 use std::sync::Mutex;
 
@@ -45,4 +45,16 @@ impl FetchProgress for Bar {
     fn end(&self) {
         self.with(ProgressBar::finish_and_clear);
     }
+}
+
+/// A bar over a run's items, with the time that is left.
+pub fn items(n: usize) -> ProgressBar {
+    let bar = ProgressBar::new(n as u64);
+    if let Ok(style) =
+        ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} [{elapsed}, {eta} left]")
+    {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(std::time::Duration::from_millis(500));
+    bar
 }

@@ -1,0 +1,63 @@
+//! `kvlab run`: from an experiment's TOML to tables. This file is the main path; each line is a module.
+//!
+//! Invariant: everything that can be refused is refused before the bundle exists.
+
+use std::io::Write;
+
+use indicatif::ProgressBar;
+
+use super::progress::{self, Bar};
+use super::session::Session;
+use super::work::work;
+use super::{Exit, load_plan};
+use crate::bundle::{Bundle, Environment, Mode, Start};
+use crate::cli::RunArgs;
+use crate::model::source::{FetchProgress, Silent};
+use crate::report;
+
+/// Runs an experiment, or goes on with it, and prints its table.
+///
+/// # Errors
+/// Why nothing was run.
+pub fn run(args: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let plan = load_plan(&args.experiment)?;
+    let fetching: &dyn FetchProgress = if args.quiet { &Silent } else { &Bar::default() };
+    let session = Session::open(plan, args, fetching)?;
+    let start = Start {
+        results_dir: &args.results_dir,
+        plan: &serde_json::to_value(&session.plan)?,
+        header: &session.header()?,
+        environment: &Environment::capture()?,
+    };
+    let mut bundle = Bundle::open_or_create(
+        &start,
+        if args.fresh {
+            Mode::Fresh
+        } else {
+            Mode::Resume
+        },
+    )?;
+    let bar = if args.quiet {
+        ProgressBar::hidden()
+    } else {
+        progress::items(session.n_items())
+    };
+    let n_failed = work(&session, &mut bundle, &bar)?;
+    bundle.finish()?;
+    let report = report::write(bundle.path())?;
+    if args.json {
+        writeln!(out, "{}", report::json::results(&report))?;
+    } else {
+        write!(
+            out,
+            "{}",
+            report::terminal::results(&report, report::terminal::width())
+        )?;
+        writeln!(out, "\nTables and raw records: {}", bundle.path().display())?;
+    }
+    Ok(if n_failed > 0 {
+        Exit::CellsFailed
+    } else {
+        Exit::Ok
+    })
+}

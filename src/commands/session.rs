@@ -1,0 +1,350 @@
+//! What a run works on: the plan checked against its model, the model loaded, the texts cut into items.
+//!
+//! Invariant: opening a session does no work that counts; all that can be refused is refused here.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+
+use super::lookup;
+use crate::bundle::header::{
+    self, CellHeader, Cut, DataHeader, ModelHeader, ProtocolHeader, ProtocolKind, RunHeader,
+};
+use crate::cache::Geometry;
+use crate::cache::stage::Calibration;
+use crate::cli::RunArgs;
+use crate::compute::cpu::backend::CpuBackend;
+use crate::config::plan::{Bos, Cell, ModelLimits, Plan, Protocol, is_calibrated};
+use crate::data::{Lookup, Text};
+use crate::engine::calibrate;
+use crate::model::geometry::geometry;
+use crate::model::source::{FetchProgress, ModelDir, resolve};
+use crate::model::tokenizer::Tokenizer;
+use crate::model::transformer::{LanguageModel, Transformer};
+use crate::model::{self, ModelSpec};
+
+/// Tokens of one calibration window.
+const CALIBRATION_WINDOW: usize = 1024;
+
+/// One document or window, as token ids.
+#[derive(Debug, Clone)]
+pub struct Item {
+    /// Name in records.
+    pub doc: String,
+    /// Tokens, BOS included where the plan asks for it.
+    pub ids: Vec<u32>,
+}
+
+/// The items that one protocol makes of one text.
+#[derive(Debug, Clone)]
+pub struct Items {
+    /// In order.
+    pub items: Vec<Item>,
+    /// Tokens of the text that no item covers.
+    pub n_tokens_dropped: usize,
+}
+
+/// Everything a run needs.
+pub struct Session {
+    /// The experiment.
+    pub plan: Plan,
+    /// Its cells.
+    pub cells: Vec<Cell>,
+    /// The model.
+    pub model: Box<dyn LanguageModel>,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Its attention layers.
+    pub geometry: Geometry,
+    /// Statistics for stages that learn.
+    pub calibration: Option<Calibration>,
+    /// `[data][protocol]`.
+    pub items: Vec<Vec<Items>>,
+    /// Where backing files go.
+    pub backing_dir: Option<PathBuf>,
+    model_sha256: String,
+}
+
+impl Session {
+    /// Finds, checks and loads all that the plan names.
+    ///
+    /// # Errors
+    /// A model or text that can't be had, lengths that do not fit, a stage that can't be built for this model.
+    pub fn open(plan: Plan, args: &RunArgs, progress: &dyn FetchProgress) -> anyhow::Result<Self> {
+        let threads = args.threads.map(usize::from).or(plan.threads).unwrap_or(0);
+        // A pool that exists already (in tests) is as good: threads change no number.
+        let _ = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build_global();
+        let places = lookup(&args.places);
+        let texts = plan
+            .data
+            .iter()
+            .map(|d| d.load(&places))
+            .collect::<Result<Vec<_>, _>>()?;
+        let path = resolve(
+            &plan.model,
+            &ModelDir::locate(args.places.models_dir.as_deref())?,
+            progress,
+        )?;
+        let loaded = model::load(&path)?;
+        let longest = plan
+            .protocols
+            .iter()
+            .map(Protocol::n_tokens)
+            .max()
+            .unwrap_or(0)
+            + plan.latency_steps;
+        let spec = loaded.spec.clone();
+        let geometry = geometry(
+            &spec,
+            longest.max(CALIBRATION_WINDOW).min(spec.context_length),
+        );
+        plan.check_model(&ModelLimits {
+            name: &plan.model,
+            context_length: spec.context_length,
+            geometry: &geometry,
+        })?;
+        let items = texts
+            .iter()
+            .map(|text| {
+                plan.protocols
+                    .iter()
+                    .map(|p| cut(text, p, &spec, &loaded.tokenizer))
+                    .collect()
+            })
+            .collect::<anyhow::Result<Vec<Vec<Items>>>>()?;
+        let cells = plan.cells(&loaded.sha256);
+        let model: Box<dyn LanguageModel> =
+            Box::new(Transformer::<CpuBackend>::load(Arc::from(loaded.weights))?);
+        let mut session = Self {
+            plan,
+            cells,
+            model,
+            tokenizer: loaded.tokenizer,
+            geometry,
+            calibration: None,
+            items,
+            backing_dir: None,
+            model_sha256: loaded.sha256,
+        };
+        session.calibration = session.calibrate(&places, progress)?;
+        Ok(session)
+    }
+
+    fn calibrate(
+        &self,
+        places: &Lookup,
+        progress: &dyn FetchProgress,
+    ) -> anyhow::Result<Option<Calibration>> {
+        if !self.plan.strategies.iter().any(is_calibrated) {
+            return Ok(None);
+        }
+        let Some(wanted) = &self.plan.calibration else {
+            bail!("a strategy learns from a text: name one in [calibration]");
+        };
+        let text = wanted.data.load(places)?;
+        let mut ids = Vec::new();
+        for document in text.documents() {
+            ids.extend(self.tokenizer.encode(document)?);
+        }
+        if ids.len() < wanted.tokens {
+            bail!(
+                "{}: {} tokens, [calibration] asks for {}: take fewer or a longer text",
+                text.name,
+                ids.len(),
+                wanted.tokens
+            );
+        }
+        progress.note(&format!(
+            "calibrating on {} tokens of {}",
+            wanted.tokens, text.name
+        ));
+        let windows: Vec<&[u32]> = ids[..wanted.tokens].chunks(CALIBRATION_WINDOW).collect();
+        Ok(Some(calibrate(
+            self.model.as_ref(),
+            &self.geometry,
+            &windows,
+            self.plan.chunk,
+        )?))
+    }
+
+    /// Items over all texts and protocols.
+    pub fn n_items(&self) -> usize {
+        self.items.iter().flatten().map(|i| i.items.len()).sum()
+    }
+
+    /// The protocol's name in tables: its kind, and its lengths where the experiment has several.
+    pub fn protocol_name(&self, index: usize) -> String {
+        match self.plan.protocols[index] {
+            Protocol::Stream {
+                window, windows, ..
+            } => format!("stream {windows}x{window}"),
+            Protocol::CompressOnce {
+                context,
+                score,
+                continuation,
+                ..
+            } => {
+                let continuation = format!("{continuation:?}").to_lowercase();
+                format!("compress-once {context}+{score} {continuation}")
+            }
+        }
+    }
+
+    /// What the run says of itself before it starts.
+    ///
+    /// # Errors
+    /// The plan can't be written as JSON.
+    pub fn header(&self) -> anyhow::Result<RunHeader> {
+        let plan = serde_json::to_string(&self.plan).context("the plan as JSON")?;
+        let protocols = (0..self.plan.protocols.len())
+            .map(|i| self.protocol_header(i))
+            .collect();
+        let data = self
+            .plan
+            .data
+            .iter()
+            .zip(&self.items)
+            .map(|(d, per_protocol)| DataHeader {
+                name: d.name.clone(),
+                sha256: d.sha256.clone(),
+                cuts: per_protocol
+                    .iter()
+                    .enumerate()
+                    .map(|(i, items)| Cut {
+                        protocol: self.protocol_name(i),
+                        n_items: items.items.len(),
+                        n_tokens_dropped: items.n_tokens_dropped,
+                    })
+                    .collect(),
+            })
+            .collect();
+        let cells = self
+            .cells
+            .iter()
+            .map(|c| CellHeader {
+                id: c.id.clone(),
+                label: self.plan.strategies[c.strategy].label.clone(),
+                strategy: self.plan.strategies[c.strategy].clone(),
+                data: self.plan.data[c.data].name.clone(),
+                protocol: self.protocol_name(c.protocol),
+                seed: self.plan.seed,
+            })
+            .collect();
+        Ok(RunHeader {
+            schema: header::SCHEMA,
+            experiment: self.plan.name.clone(),
+            plan_hash: crate::bundle::hex_sha256(format!("{plan}{}", self.model_sha256).as_bytes()),
+            model: ModelHeader {
+                name: self.plan.model.clone(),
+                sha256: self.model_sha256.clone(),
+            },
+            geometry: (&self.geometry).into(),
+            protocols,
+            data,
+            cells,
+        })
+    }
+
+    fn protocol_header(&self, index: usize) -> ProtocolHeader {
+        let (kind, bos) = match self.plan.protocols[index] {
+            Protocol::Stream { window, bos, .. } => (
+                ProtocolKind::Stream {
+                    window,
+                    stride: window,
+                    unscored: 1,
+                },
+                bos,
+            ),
+            Protocol::CompressOnce {
+                context,
+                score,
+                continuation,
+                bos,
+                ..
+            } => (
+                ProtocolKind::CompressOnce {
+                    context,
+                    scored: score - 1,
+                    continuation,
+                },
+                bos,
+            ),
+        };
+        let bos = if starts_with_bos(bos, self.model.spec()) {
+            header::Bos::EachItem
+        } else {
+            header::Bos::None
+        };
+        ProtocolHeader {
+            name: self.protocol_name(index),
+            kind,
+            bos,
+        }
+    }
+}
+
+fn starts_with_bos(bos: Bos, spec: &ModelSpec) -> bool {
+    match bos {
+        Bos::Model => spec.add_bos,
+        Bos::Always => true,
+        Bos::Never => false,
+    }
+}
+
+/// Cuts a text into a protocol's items.
+fn cut(
+    text: &Text,
+    protocol: &Protocol,
+    spec: &ModelSpec,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Items> {
+    let (Protocol::Stream { bos, .. } | Protocol::CompressOnce { bos, .. }) = protocol;
+    let prefix: Vec<u32> = if starts_with_bos(*bos, spec) {
+        vec![spec.bos_id.context(
+            "`bos` asks for a BOS token, the model's file names none: write bos = \"never\"",
+        )?]
+    } else {
+        Vec::new()
+    };
+    let n_tokens = protocol.n_tokens() - prefix.len();
+    let mut n_all = 0;
+    let bodies: Vec<(String, Vec<u32>)> = match protocol {
+        Protocol::Stream { windows, .. } => {
+            let ids = tokenizer.encode(&text.text)?;
+            n_all = ids.len();
+            let windows = text.windows(&ids, n_tokens, *windows)?;
+            windows
+                .into_iter()
+                .enumerate()
+                .map(|(i, w)| (format!("{} window {i}", text.name), w.to_vec()))
+                .collect()
+        }
+        Protocol::CompressOnce { documents, .. } => {
+            for document in text.documents() {
+                n_all += tokenizer.encode(document)?.len();
+            }
+            let passages = text.passages(n_tokens, *documents, |t| {
+                tokenizer.encode(t).map_err(anyhow::Error::from)
+            })?;
+            passages
+                .into_iter()
+                .map(|p| (format!("{} {}@{}", text.name, p.document, p.start), p.ids))
+                .collect()
+        }
+    };
+    let n_tokens_dropped = n_all - bodies.len() * n_tokens;
+    let items = bodies
+        .into_iter()
+        .map(|(doc, body)| Item {
+            doc,
+            ids: prefix.iter().copied().chain(body).collect(),
+        })
+        .collect();
+    Ok(Items {
+        items,
+        n_tokens_dropped,
+    })
+}

@@ -1,0 +1,209 @@
+//! The work of a run: every item of every text and protocol, all strategies in lock-step, each item journaled as it ends.
+//!
+//! Invariants: an item's records are appended together; a strategy that breaks fails its cell alone; a second run does
+//! only what the journal lacks, and ends with the same records.
+
+use std::collections::BTreeMap;
+
+use indicatif::ProgressBar;
+
+use super::session::{Item, Session};
+use crate::bundle::Bundle;
+use crate::cache::strategy::Strategy;
+use crate::config::plan::{Cell, Protocol};
+use crate::engine::clock::{Clock, SystemClock};
+use crate::eval::lockstep::{Floor, Lockstep, Outcome};
+use crate::eval::records::{CellRecord, CellStatus, ItemRecord, PerToken};
+
+/// Does all that is left to do; returns how many cells have failed.
+///
+/// # Errors
+/// The reference breaks down, or the bundle can't be written.
+pub fn work(session: &Session, bundle: &mut Bundle, bar: &ProgressBar) -> anyhow::Result<usize> {
+    let clock = SystemClock::new();
+    for data in 0..session.plan.data.len() {
+        for protocol in 0..session.plan.protocols.len() {
+            let start = clock.read();
+            let group = Group {
+                session,
+                data,
+                protocol,
+            };
+            group.run(bundle, &clock, bar)?;
+            group.close(bundle, clock.read().since(start).wall.as_secs_f64())?;
+        }
+    }
+    bar.finish_and_clear();
+    Ok(bundle
+        .ended()
+        .iter()
+        .filter(|c| matches!(c.status, CellStatus::Failed { .. }))
+        .count())
+}
+
+/// The cells of one text under one protocol.
+struct Group<'a> {
+    session: &'a Session,
+    data: usize,
+    protocol: usize,
+}
+
+impl<'a> Group<'a> {
+    fn cells(&self) -> impl Iterator<Item = &'a Cell> + use<'a> {
+        let (data, protocol) = (self.data, self.protocol);
+        self.session
+            .cells
+            .iter()
+            .filter(move |c| c.data == data && c.protocol == protocol)
+    }
+
+    fn run(&self, bundle: &mut Bundle, clock: &dyn Clock, bar: &ProgressBar) -> anyhow::Result<()> {
+        let s = self.session;
+        for (index, item) in s.items[self.data][self.protocol].items.iter().enumerate() {
+            let failed = |b: &Bundle, id: &str| {
+                b.ended()
+                    .iter()
+                    .any(|c| c.id == id && matches!(c.status, CellStatus::Failed { .. }))
+            };
+            let left: Vec<&Cell> = self
+                .cells()
+                .filter(|c| !bundle.is_done(&c.id, index) && !failed(bundle, &c.id))
+                .collect();
+            bar.set_message(item.doc.clone());
+            if !left.is_empty() {
+                self.item(bundle, clock, (index, item), &left)?;
+            }
+            bar.inc(1);
+        }
+        Ok(())
+    }
+
+    fn item(
+        &self,
+        bundle: &mut Bundle,
+        clock: &dyn Clock,
+        (index, item): (usize, &Item),
+        cells: &[&Cell],
+    ) -> anyhow::Result<()> {
+        let s = self.session;
+        let strategies: Vec<&Strategy> = cells
+            .iter()
+            .map(|c| &s.plan.strategies[c.strategy])
+            .collect();
+        let lockstep = Lockstep {
+            model: s.model.as_ref(),
+            geometry: &s.geometry,
+            calibration: s.calibration.as_ref(),
+            backing_dir: s.backing_dir.as_ref(),
+            chunk: s.plan.chunk,
+            clock,
+            // Times are taken on the first item of each text; more would cost more than they tell.
+            latency_steps: if index == 0 { s.plan.latency_steps } else { 0 },
+        };
+        let (outcomes, first_target) = match s.plan.protocols[self.protocol] {
+            Protocol::Stream { .. } => (lockstep.stream(&strategies, &item.ids)?, 1),
+            Protocol::CompressOnce {
+                context,
+                continuation,
+                floor,
+                ..
+            } => {
+                let floor = if floor { Floor::Run } else { Floor::Leave };
+                (
+                    lockstep.compress_once(
+                        &strategies,
+                        &item.ids,
+                        context,
+                        (continuation, floor),
+                    )?,
+                    context + 1,
+                )
+            }
+        };
+        let mut records = Vec::new();
+        for (cell, outcome) in cells.iter().zip(outcomes) {
+            match outcome {
+                Ok(outcome) => records.push(self.record(
+                    cell,
+                    (index, item),
+                    &item.ids[first_target..],
+                    outcome,
+                )),
+                Err(e) => bundle.append_cell(&CellRecord {
+                    id: cell.id.clone(),
+                    status: CellStatus::Failed {
+                        message: format!("{}: {e}", item.doc),
+                    },
+                    n_skipped: 0,
+                    wall_s: 0.0,
+                })?,
+            }
+        }
+        bundle.append(&records)?;
+        Ok(())
+    }
+
+    fn record(
+        &self,
+        cell: &Cell,
+        (index, item): (usize, &Item),
+        targets: &[u32],
+        outcome: Outcome,
+    ) -> ItemRecord {
+        let s = self.session;
+        let pick = |f: fn(&crate::eval::drift::TokenScore) -> f64| -> Vec<f32> {
+            outcome.tokens.iter().map(|t| f(t) as f32).collect()
+        };
+        let tokens = PerToken {
+            nll: pick(|t| t.nll),
+            nll_reference: pick(|t| t.nll_reference),
+            kld: pick(|t| t.kld),
+            delta_p: pick(|t| t.delta_p),
+        };
+        let sum = |f: fn(&crate::eval::drift::TokenScore) -> f64| {
+            outcome.tokens.iter().map(f).sum::<f64>()
+        };
+        ItemRecord {
+            cell: cell.id.clone(),
+            item: index,
+            doc: item.doc.clone(),
+            domain: s.plan.data[self.data]
+                .domain
+                .clone()
+                .unwrap_or_else(|| "own".to_owned()),
+            n_scored: outcome.tokens.len(),
+            bytes_text: targets
+                .iter()
+                .filter_map(|&t| s.tokenizer.token_bytes(t))
+                .sum(),
+            nll: sum(|t| t.nll),
+            nll_reference: sum(|t| t.nll_reference),
+            nll_floor: outcome.nll_floor,
+            kld_sum: sum(|t| t.kld),
+            top1_agree: outcome.tokens.iter().filter(|t| t.same_top).count(),
+            delta_p_sum: sum(|t| t.delta_p),
+            delta_p_sq_sum: sum(|t| t.delta_p * t.delta_p),
+            tokens,
+            memory: outcome.memory,
+            latency: outcome.latency,
+            // The chunk and the threads change no number: left out, so that equal runs have equal records.
+            effective: BTreeMap::from([("backend".to_owned(), "cpu f32".to_owned())]),
+        }
+    }
+
+    /// Records the end of every cell that has not failed.
+    fn close(&self, bundle: &mut Bundle, wall_s: f64) -> anyhow::Result<()> {
+        for cell in self.cells() {
+            if !bundle.ended().iter().any(|c| c.id == cell.id) {
+                let status = CellStatus::Done;
+                bundle.append_cell(&CellRecord {
+                    id: cell.id.clone(),
+                    status,
+                    n_skipped: 0,
+                    wall_s,
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
