@@ -48,7 +48,12 @@ impl<'a> Reference<'a> {
     pub fn new(logits: &'a [f32], n_vocab: usize) -> Self {
         let mut weights = logits.to_vec();
         let rows = weights.par_chunks_mut(n_vocab).map(normalise).collect();
-        Self { logits, n_vocab, weights, rows }
+        Self {
+            logits,
+            n_vocab,
+            weights,
+            rows,
+        }
     }
 
     /// Scores a strategy's logits of the same rows; `targets` holds each row's next token.
@@ -83,7 +88,9 @@ impl<'a> Reference<'a> {
         targets
             .iter()
             .enumerate()
-            .map(|(i, &t)| self.rows[i].log_sum - f64::from(self.logits[i * self.n_vocab + t as usize]))
+            .map(|(i, &t)| {
+                self.rows[i].log_sum - f64::from(self.logits[i * self.n_vocab + t as usize])
+            })
             .collect()
     }
 }
@@ -93,7 +100,11 @@ fn normalise(x: &mut [f32]) -> Row {
     let m = max(x);
     let top = x.iter().position(|&v| v == m).unwrap_or(0);
     let sum = exp_blocks(x, m);
-    Row { log_sum: f64::from(m) + sum.ln(), sum, top }
+    Row {
+        log_sum: f64::from(m) + sum.ln(),
+        sum,
+        top,
+    }
 }
 
 #[inline(always)]
@@ -143,8 +154,14 @@ mod tests {
 
     fn oracle(full: &[f32], other: &[f32], target: usize) -> (f64, f64, f64) {
         let lse = |x: &[f32]| {
-            let m = x.iter().fold(f64::NEG_INFINITY, |m, &v| m.max(f64::from(v)));
-            m + x.iter().map(|&v| (f64::from(v) - m).exp()).sum::<f64>().ln()
+            let m = x
+                .iter()
+                .fold(f64::NEG_INFINITY, |m, &v| m.max(f64::from(v)));
+            m + x
+                .iter()
+                .map(|&v| (f64::from(v) - m).exp())
+                .sum::<f64>()
+                .ln()
         };
         let (a, b) = (lse(full), lse(other));
         let kld = full
@@ -155,21 +172,34 @@ mod tests {
                 p * ((f64::from(x) - a) - (f64::from(y) - b))
             })
             .sum();
-        (b - f64::from(other[target]), a - f64::from(full[target]), kld)
+        (
+            b - f64::from(other[target]),
+            a - f64::from(full[target]),
+            kld,
+        )
     }
 
     #[test]
     fn scores_agree_with_f64() {
         let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(5);
         let n = 49_152;
-        let full: Vec<f32> = (0..2 * n).map(|_| rng.random_range(-12.0f32..12.0)).collect();
-        let other: Vec<f32> = full.iter().map(|x| x + rng.random_range(-0.05f32..0.05)).collect();
+        let full: Vec<f32> = (0..2 * n)
+            .map(|_| rng.random_range(-12.0f32..12.0))
+            .collect();
+        let other: Vec<f32> = full
+            .iter()
+            .map(|x| x + rng.random_range(-0.05f32..0.05))
+            .collect();
         let reference = Reference::new(&full, n);
         let targets = [17, 40_000];
         for (i, s) in reference.score(&other, &targets).into_iter().enumerate() {
             let at = i * n..(i + 1) * n;
-            let (nll, nll_reference, kld) = oracle(&full[at.clone()], &other[at], targets[i] as usize);
-            assert!((s.nll - nll).abs() < 1e-6 && (s.nll_reference - nll_reference).abs() < 1e-6, "{s:?}");
+            let (nll, nll_reference, kld) =
+                oracle(&full[at.clone()], &other[at], targets[i] as usize);
+            assert!(
+                (s.nll - nll).abs() < 1e-6 && (s.nll_reference - nll_reference).abs() < 1e-6,
+                "{s:?}"
+            );
             assert!((s.kld - kld).abs() < 1e-7, "{} {kld}", s.kld);
             assert!((s.delta_p - ((-nll).exp() - (-nll_reference).exp())).abs() < 1e-9);
             assert_eq!(reference.nll(&targets)[i], s.nll_reference);
@@ -181,6 +211,9 @@ mod tests {
         let logits: Vec<f32> = (0..500).map(|i| (i % 37) as f32 * 0.3 - 4.0).collect();
         let reference = Reference::new(&logits, 500);
         let s = reference.score(&logits, &[3])[0];
-        assert_eq!((s.kld, s.delta_p, s.nll, s.same_top), (0.0, 0.0, s.nll_reference, true));
+        assert_eq!(
+            (s.kld, s.delta_p, s.nll, s.same_top),
+            (0.0, 0.0, s.nll_reference, true)
+        );
     }
 }

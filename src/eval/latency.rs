@@ -43,13 +43,18 @@ pub fn interleaved(
             cache.as_mut().map(|cache| {
                 cache.fork(decode.seq, FORK)?;
                 let depth = cache.len(FORK)? as usize;
-                Ok(Timed { depth, ..Timed::default() })
+                Ok(Timed {
+                    depth,
+                    ..Timed::default()
+                })
             })
         })
         .collect();
     for (i, &token) in decode.tokens.iter().enumerate() {
         for (cache, timed) in caches.iter_mut().zip(&mut all) {
-            let (Some(cache), Some(Ok(t))) = (cache.as_mut(), timed.as_mut()) else { continue };
+            let (Some(cache), Some(Ok(t))) = (cache.as_mut(), timed.as_mut()) else {
+                continue;
+            };
             match step(model, clock, cache, token) {
                 Ok(_) if i == 0 && decode.tokens.len() > 1 => t.depth += 1,
                 Ok((wall_ms, cpu_ms)) => {
@@ -70,7 +75,12 @@ pub fn interleaved(
     all
 }
 
-fn step(model: &dyn LanguageModel, clock: &dyn Clock, cache: &mut StagedCache, token: u32) -> Result<(f64, f64), StepError> {
+fn step(
+    model: &dyn LanguageModel,
+    clock: &dyn Clock,
+    cache: &mut StagedCache,
+    token: u32,
+) -> Result<(f64, f64), StepError> {
     let at = cache.len(FORK)?;
     let start = clock.read();
     let hidden = model.step(&Batch::single(FORK, at..at + 1), &[token], cache)?;

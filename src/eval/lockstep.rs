@@ -19,7 +19,7 @@ use crate::cache::{
     Admission, Batch, Continuation, Geometry, KvCache, Materials, SeqId, StagedCache,
 };
 use crate::engine::clock::Clock;
-use crate::engine::{ContextTape, Recording};
+use crate::engine::{ContextTape, prefill};
 use crate::model::transformer::{Hidden, LanguageModel, StepError};
 
 /// Rows whose logits exist at a time.
@@ -79,7 +79,10 @@ struct Runner {
 impl Runner {
     fn remember(&mut self) -> Result<(), StepError> {
         let n_tokens = self.cache.len(SEQ)? as usize;
-        self.memory.push(MemoryRecord { n_tokens, report: self.cache.memory() });
+        self.memory.push(MemoryRecord {
+            n_tokens,
+            report: self.cache.memory(),
+        });
         Ok(())
     }
 }
@@ -102,7 +105,12 @@ impl<'a> Lockstep<'a> {
             .collect();
         let prefill_ms = self.score(&mut reference, &mut runners, ids, 0)?;
         each(&mut runners, Runner::remember);
-        let first: Vec<u32> = ids.iter().copied().cycle().take(self.latency_steps).collect();
+        let first: Vec<u32> = ids
+            .iter()
+            .copied()
+            .cycle()
+            .take(self.latency_steps)
+            .collect();
         let latencies = self.time(&mut runners, &first, prefill_ms);
         Ok(self.collect(runners, latencies, None))
     }
@@ -121,10 +129,17 @@ impl<'a> Lockstep<'a> {
         let mut reference = self.build(&Strategy::bare("f32"))?;
         reference.cache.admit(SEQ, Admission::Streaming)?;
         let start = self.clock.read();
-        let tape = self.prefill(&mut reference, &ids[..context])?;
+        let tape = prefill(
+            self.model,
+            self.geometry,
+            &mut reference.cache,
+            (SEQ, &ids[..context], self.chunk),
+        )?;
         let prefill_ms = self.clock.read().since(start).wall_ms();
-        let mut runners: Vec<Result<Runner, StepError>> =
-            strategies.iter().map(|s| self.compress(s, &tape, continuation)).collect();
+        let mut runners: Vec<Result<Runner, StepError>> = strategies
+            .iter()
+            .map(|s| self.compress(s, &tape, continuation))
+            .collect();
         if floor == Floor::Run {
             runners.push(self.compress(&floor_strategy(), &tape, Continuation::Exact));
         }
@@ -135,33 +150,42 @@ impl<'a> Lockstep<'a> {
         self.score(&mut reference, &mut runners, ids, context)?;
         each(&mut runners, Runner::remember);
         let nll_floor = match (floor, runners.len() > n) {
-            (Floor::Run, true) => runners.pop().and_then(Result::ok).map(|f| f.tokens.iter().map(|t| t.nll).sum()),
+            (Floor::Run, true) => runners
+                .pop()
+                .and_then(Result::ok)
+                .map(|f| f.tokens.iter().map(|t| t.nll).sum()),
             _ => None,
         };
         Ok(self.collect(runners, latencies, nll_floor))
     }
 
     fn build(&self, strategy: &Strategy) -> Result<Runner, StepError> {
-        let materials =
-            Materials { geometry: self.geometry, calibration: self.calibration, backing_dir: self.backing_dir };
+        let materials = Materials {
+            geometry: self.geometry,
+            calibration: self.calibration,
+            backing_dir: self.backing_dir,
+        };
         let cache = StagedCache::new(strategy, materials)?;
-        let chunk = self.chunk.min(cache.needs().max_chunk.unwrap_or(usize::MAX)).max(1);
-        Ok(Runner { cache, chunk, tokens: Vec::new(), memory: Vec::new(), compress_ms: 0.0 })
-    }
-
-    /// Reads a context exactly and keeps its rows.
-    fn prefill(&self, reference: &mut Runner, ids: &[u32]) -> Result<ContextTape, StepError> {
-        let mut recording = Recording::new(&mut reference.cache, self.geometry);
-        for (i, chunk) in ids.chunks(self.chunk).enumerate() {
-            let first = (i * self.chunk) as u32;
-            let batch = Batch::single(SEQ, first..first + chunk.len() as u32);
-            self.model.step(&batch, chunk, &mut recording)?;
-        }
-        Ok(recording.finish())
+        let chunk = self
+            .chunk
+            .min(cache.needs().max_chunk.unwrap_or(usize::MAX))
+            .max(1);
+        Ok(Runner {
+            cache,
+            chunk,
+            tokens: Vec::new(),
+            memory: Vec::new(),
+            compress_ms: 0.0,
+        })
     }
 
     /// A strategy's cache of the context, compressed.
-    fn compress(&self, strategy: &Strategy, tape: &ContextTape, continuation: Continuation) -> Result<Runner, StepError> {
+    fn compress(
+        &self,
+        strategy: &Strategy,
+        tape: &ContextTape,
+        continuation: Continuation,
+    ) -> Result<Runner, StepError> {
         let mut runner = self.build(strategy)?;
         let start = self.clock.read();
         runner.cache.admit(SEQ, Admission::Context)?;
@@ -208,13 +232,25 @@ impl<'a> Lockstep<'a> {
     }
 
     /// One chunk through the model, in steps that the cache allows.
-    fn feed(&self, runner: &mut Runner, ids: &[u32], range: std::ops::Range<usize>) -> Result<Hidden, StepError> {
-        let mut all = Hidden { rows: Vec::new(), n_embd: self.model.spec().n_embd };
+    fn feed(
+        &self,
+        runner: &mut Runner,
+        ids: &[u32],
+        range: std::ops::Range<usize>,
+    ) -> Result<Hidden, StepError> {
+        let mut all = Hidden {
+            rows: Vec::new(),
+            n_embd: self.model.spec().n_embd,
+        };
         let mut at = range.start;
         while at < range.end {
             let end = (at + runner.chunk).min(range.end);
             let batch = Batch::single(SEQ, at as u32..end as u32);
-            all.rows.extend(self.model.step(&batch, &ids[at..end], &mut runner.cache)?.rows);
+            all.rows.extend(
+                self.model
+                    .step(&batch, &ids[at..end], &mut runner.cache)?
+                    .rows,
+            );
             at = end;
         }
         Ok(all)
@@ -244,13 +280,25 @@ impl<'a> Lockstep<'a> {
         }
     }
 
-    fn time(&self, runners: &mut [Result<Runner, StepError>], tokens: &[u32], prefill_ms: f64) -> Vec<Option<LatencyRecord>> {
+    fn time(
+        &self,
+        runners: &mut [Result<Runner, StepError>],
+        tokens: &[u32],
+        prefill_ms: f64,
+    ) -> Vec<Option<LatencyRecord>> {
         if tokens.is_empty() {
             return vec![None; runners.len()];
         }
-        let compress: Vec<f64> = runners.iter().map(|r| r.as_ref().map_or(0.0, |r| r.compress_ms)).collect();
-        let caches = runners.iter_mut().map(|r| r.as_mut().ok().map(|r| &mut r.cache)).collect();
-        let timed = latency::interleaved(self.model, self.clock, caches, Decode { seq: SEQ, tokens });
+        let compress: Vec<f64> = runners
+            .iter()
+            .map(|r| r.as_ref().map_or(0.0, |r| r.compress_ms))
+            .collect();
+        let caches = runners
+            .iter_mut()
+            .map(|r| r.as_mut().ok().map(|r| &mut r.cache))
+            .collect();
+        let timed =
+            latency::interleaved(self.model, self.clock, caches, Decode { seq: SEQ, tokens });
         timed
             .into_iter()
             .zip(runners)
@@ -272,13 +320,24 @@ impl<'a> Lockstep<'a> {
             .collect()
     }
 
-    fn collect(&self, runners: Vec<Result<Runner, StepError>>, latencies: Vec<Option<LatencyRecord>>, nll_floor: Option<f64>) -> Outcomes {
+    fn collect(
+        &self,
+        runners: Vec<Result<Runner, StepError>>,
+        latencies: Vec<Option<LatencyRecord>>,
+        nll_floor: Option<f64>,
+    ) -> Outcomes {
         runners
             .into_iter()
             .zip(latencies)
             .map(|(runner, latency)| {
                 let r = runner?;
-                Ok(Outcome { tokens: r.tokens, memory: r.memory, latency, nll_floor, chunk: r.chunk })
+                Ok(Outcome {
+                    tokens: r.tokens,
+                    memory: r.memory,
+                    latency,
+                    nll_floor,
+                    chunk: r.chunk,
+                })
             })
             .collect()
     }
@@ -297,11 +356,23 @@ pub enum Floor {
 fn floor_strategy() -> Strategy {
     let mut params = Params::default();
     params.0.insert("recent".into(), Value::Int(0));
-    params.0.insert("sinks".into(), Value::Int(FLOOR_SINKS as i64));
-    Strategy { retain: Some(StageSpec { name: "window".into(), params }), label: "floor".into(), ..Strategy::bare("f32") }
+    params
+        .0
+        .insert("sinks".into(), Value::Int(FLOOR_SINKS as i64));
+    Strategy {
+        retain: Some(StageSpec {
+            name: "window".into(),
+            params,
+        }),
+        label: "floor".into(),
+        ..Strategy::bare("f32")
+    }
 }
 
-fn each(runners: &mut [Result<Runner, StepError>], work: impl Fn(&mut Runner) -> Result<(), StepError>) {
+fn each(
+    runners: &mut [Result<Runner, StepError>],
+    work: impl Fn(&mut Runner) -> Result<(), StepError>,
+) {
     for runner in runners {
         if let Ok(r) = runner
             && let Err(e) = work(r)
@@ -310,4 +381,3 @@ fn each(runners: &mut [Result<Runner, StepError>], work: impl Fn(&mut Runner) ->
         }
     }
 }
-

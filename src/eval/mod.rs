@@ -2,5 +2,8 @@
 //!
 //! Invariant: nothing here names a strategy; records hold sums and per-token values, never ratios.
 
+pub mod drift;
+pub mod latency;
+pub mod lockstep;
 pub mod records;
 pub mod stats;
