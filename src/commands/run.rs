@@ -10,7 +10,8 @@ use super::progress::{self, Bar};
 use super::session::Session;
 use super::work::work;
 use super::{Exit, load_plan};
-use crate::bundle::{Bundle, Environment, Mode, Start};
+use crate::bundle::environment::Environment;
+use crate::bundle::{Bundle, Mode, Start};
 use crate::cli::RunArgs;
 use crate::model::source::{FetchProgress, Silent};
 use crate::report;
@@ -46,7 +47,7 @@ pub fn run(args: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     bundle.finish()?;
     let report = report::write(bundle.path())?;
     if args.json {
-        writeln!(out, "{}", report::json::results(&report))?;
+        writeln!(out, "{}", report::csv::results_json(&report))?;
     } else {
         write!(
             out,

@@ -11,13 +11,14 @@ use super::lookup;
 use crate::bundle::header::{
     self, CellHeader, Cut, DataHeader, ModelHeader, ProtocolHeader, ProtocolKind, RunHeader,
 };
-use crate::cache::Geometry;
 use crate::cache::stage::Calibration;
+use crate::cache::strategy::Strategy;
+use crate::cache::{Admission, Geometry, KvCache, Materials, SeqId, StagedCache};
 use crate::cli::RunArgs;
-use crate::compute::cpu::backend::CpuBackend;
-use crate::config::plan::{Bos, Cell, ModelLimits, Plan, Protocol, is_calibrated};
+use crate::compute::cpu::Cpu;
+use crate::config::{Bos, Cell, ModelLimits, Plan, Protocol, is_calibrated};
 use crate::data::{Lookup, Text};
-use crate::engine::calibrate;
+use crate::engine::{Moments, prefill};
 use crate::model::geometry::geometry;
 use crate::model::source::{FetchProgress, ModelDir, resolve};
 use crate::model::tokenizer::Tokenizer;
@@ -117,7 +118,7 @@ impl Session {
             .collect::<anyhow::Result<Vec<Vec<Items>>>>()?;
         let cells = plan.cells(&loaded.sha256);
         let model: Box<dyn LanguageModel> =
-            Box::new(Transformer::<CpuBackend>::load(Arc::from(loaded.weights))?);
+            Box::new(Transformer::<Cpu>::load(Arc::from(loaded.weights))?);
         let mut session = Self {
             plan,
             cells,
@@ -161,13 +162,25 @@ impl Session {
             "calibrating on {} tokens of {}",
             wanted.tokens, text.name
         ));
-        let windows: Vec<&[u32]> = ids[..wanted.tokens].chunks(CALIBRATION_WINDOW).collect();
-        Ok(Some(calibrate(
-            self.model.as_ref(),
-            &self.geometry,
-            &windows,
-            self.plan.chunk,
-        )?))
+        let exact = Strategy::bare("f32");
+        let mut moments = Moments::new(&self.geometry);
+        for window in ids[..wanted.tokens].chunks(CALIBRATION_WINDOW) {
+            let materials = Materials {
+                geometry: &self.geometry,
+                calibration: None,
+                backing_dir: None,
+            };
+            let mut cache = StagedCache::new(&exact, materials)?;
+            cache.admit(SeqId(0), Admission::Streaming)?;
+            let job = (SeqId(0), window, self.plan.chunk);
+            moments.add(&prefill(
+                self.model.as_ref(),
+                &self.geometry,
+                &mut cache,
+                job,
+            )?);
+        }
+        Ok(Some(moments.finish()))
     }
 
     /// Items over all texts and protocols.
@@ -236,7 +249,7 @@ impl Session {
         Ok(RunHeader {
             schema: header::SCHEMA,
             experiment: self.plan.name.clone(),
-            plan_hash: crate::bundle::hex_sha256(format!("{plan}{}", self.model_sha256).as_bytes()),
+            plan_hash: crate::data::sha256_hex(format!("{plan}{}", self.model_sha256).as_bytes()),
             model: ModelHeader {
                 name: self.plan.model.clone(),
                 sha256: self.model_sha256.clone(),

@@ -10,7 +10,7 @@ use indicatif::ProgressBar;
 use super::session::{Item, Session};
 use crate::bundle::Bundle;
 use crate::cache::strategy::Strategy;
-use crate::config::plan::{Cell, Protocol};
+use crate::config::{Cell, Protocol};
 use crate::engine::clock::{Clock, SystemClock};
 use crate::eval::lockstep::{Floor, Lockstep, Outcome};
 use crate::eval::records::{CellRecord, CellStatus, ItemRecord, PerToken};

@@ -185,6 +185,38 @@ pub fn results(report: &Report) -> String {
     out.0
 }
 
+/// The main table as a JSON array of objects with the same fields; an absent value is null.
+pub fn results_json(report: &Report) -> String {
+    let rows: Vec<serde_json::Value> = rows(report)
+        .map(|at| {
+            let texts = PLACE.iter().map(|(name, text)| (*name, text(&at).into()));
+            let scores = at.row.scores();
+            let measured = STRATEGY
+                .iter()
+                .map(|(name, text)| (*name, text(&at)))
+                .chain(
+                    SCORES
+                        .iter()
+                        .map(|(name, text)| (*name, scores.map_or_else(String::new, text))),
+                );
+            let values = measured.map(|(name, text)| (name, json_value(text)));
+            texts
+                .chain(values)
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect()
+        })
+        .collect();
+    serde_json::Value::from(rows).to_string()
+}
+
+fn json_value(text: String) -> serde_json::Value {
+    match text.parse::<f64>() {
+        _ if text.is_empty() => serde_json::Value::Null,
+        Ok(number) if number.is_finite() => number.into(),
+        _ => text.into(),
+    }
+}
+
 /// Bytes by part, summed over the items of each row.
 pub fn memory(report: &Report) -> String {
     let mut out = Lines::new(names(PLACE).chain(names(MEMORY)));
