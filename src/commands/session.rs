@@ -18,7 +18,7 @@ use crate::cli::RunArgs;
 use crate::compute::cpu::Cpu;
 use crate::config::{Bos, Cell, ModelLimits, Plan, Protocol, is_calibrated};
 use crate::data::{Lookup, Text};
-use crate::engine::{Moments, prefill};
+use crate::engine::{Calibrator, Recording, prefill};
 use crate::model::geometry::geometry;
 use crate::model::source::{FetchProgress, ModelDir, resolve};
 use crate::model::tokenizer::Tokenizer;
@@ -163,7 +163,7 @@ impl Session {
             wanted.tokens, text.name
         ));
         let exact = Strategy::bare("f32");
-        let mut moments = Moments::new(&self.geometry);
+        let mut calibrator = Calibrator::new(&self.geometry);
         for window in ids[..wanted.tokens].chunks(CALIBRATION_WINDOW) {
             let materials = Materials {
                 geometry: &self.geometry,
@@ -172,15 +172,17 @@ impl Session {
             };
             let mut cache = StagedCache::new(&exact, materials)?;
             cache.admit(SeqId(0), Admission::Streaming)?;
-            let job = (SeqId(0), window, self.plan.chunk);
-            moments.add(&prefill(
+            let mut recording = Recording::new(cache, SeqId(0));
+            prefill(
                 self.model.as_ref(),
-                &self.geometry,
-                &mut cache,
-                job,
-            )?);
+                &mut recording,
+                SeqId(0),
+                window,
+                self.plan.chunk,
+            )?;
+            calibrator.add(recording.tape());
         }
-        Ok(Some(moments.finish()))
+        Ok(Some(calibrator.finish()))
     }
 
     /// Items over all texts and protocols.

@@ -16,10 +16,10 @@ use super::records::{LatencyRecord, MemoryRecord};
 use crate::cache::stage::{Calibration, Params, Value};
 use crate::cache::strategy::{StageSpec, Strategy};
 use crate::cache::{
-    Admission, Batch, Continuation, Geometry, KvCache, Materials, SeqId, StagedCache,
+    Admission, Batch, CacheError, Continuation, Geometry, KvCache, Materials, SeqId, StagedCache,
 };
 use crate::engine::clock::Clock;
-use crate::engine::{ContextTape, prefill};
+use crate::engine::{self, ContextTape, Recording, TapeError};
 use crate::model::transformer::{Hidden, LanguageModel, StepError};
 
 /// Rows whose logits exist at a time.
@@ -64,8 +64,22 @@ pub struct Outcome {
     pub chunk: usize,
 }
 
+/// Why a strategy, or the reference, stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum EvalError {
+    /// The model or the cache.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// The cache, outside a step.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The context could not be replayed.
+    #[error(transparent)]
+    Tape(#[from] TapeError),
+}
+
 /// Per strategy, in the order given: its outcome, or why it stopped.
-pub type Outcomes = Vec<Result<Outcome, StepError>>;
+pub type Outcomes = Vec<Result<Outcome, EvalError>>;
 
 /// A strategy on its way through an item.
 struct Runner {
@@ -77,7 +91,7 @@ struct Runner {
 }
 
 impl Runner {
-    fn remember(&mut self) -> Result<(), StepError> {
+    fn remember(&mut self) -> Result<(), EvalError> {
         let n_tokens = self.cache.len(SEQ)? as usize;
         self.memory.push(MemoryRecord {
             n_tokens,
@@ -92,10 +106,10 @@ impl<'a> Lockstep<'a> {
     ///
     /// # Errors
     /// The reference's; a strategy's own error is its outcome.
-    pub fn stream(&self, strategies: &[&Strategy], ids: &[u32]) -> Result<Outcomes, StepError> {
+    pub fn stream(&self, strategies: &[&Strategy], ids: &[u32]) -> Result<Outcomes, EvalError> {
         let mut reference = self.build(&Strategy::bare("f32"))?;
         reference.cache.admit(SEQ, Admission::Streaming)?;
-        let mut runners: Vec<Result<Runner, StepError>> = strategies
+        let mut runners: Vec<Result<Runner, EvalError>> = strategies
             .iter()
             .map(|s| {
                 let mut runner = self.build(s)?;
@@ -125,41 +139,55 @@ impl<'a> Lockstep<'a> {
         ids: &[u32],
         context: usize,
         (continuation, floor): (Continuation, Floor),
-    ) -> Result<Outcomes, StepError> {
-        let mut reference = self.build(&Strategy::bare("f32"))?;
-        reference.cache.admit(SEQ, Admission::Streaming)?;
-        let start = self.clock.read();
-        let tape = prefill(
-            self.model,
-            self.geometry,
-            &mut reference.cache,
-            (SEQ, &ids[..context], self.chunk),
-        )?;
-        let prefill_ms = self.clock.read().since(start).wall_ms();
-        let mut runners: Vec<Result<Runner, StepError>> = strategies
-            .iter()
-            .map(|s| self.compress(s, &tape, continuation))
-            .collect();
+    ) -> Result<Outcomes, EvalError> {
+        let mut runners: Vec<Result<Runner, EvalError>> =
+            strategies.iter().map(|s| self.build(s)).collect();
         if floor == Floor::Run {
-            runners.push(self.compress(&floor_strategy(), &tape, Continuation::Exact));
+            runners.push(self.build(&floor_strategy()));
+        }
+        let start = self.clock.read();
+        let needs_hidden = runners.iter().flatten().any(|r| r.cache.needs().hidden);
+        let (mut reference, tape) = self.prefill(&ids[..context], needs_hidden)?;
+        let prefill_ms = self.clock.read().since(start).wall_ms();
+        let n = strategies.len();
+        for (i, slot) in runners.iter_mut().enumerate() {
+            let continuation = if i < n {
+                continuation
+            } else {
+                Continuation::Exact
+            };
+            if let Ok(runner) = slot
+                && let Err(e) = self.compress(runner, &tape, continuation)
+            {
+                *slot = Err(e);
+            }
         }
         drop(tape);
         let timed = &ids[context..][..self.latency_steps.min(ids.len() - context)];
-        let n = strategies.len();
         let latencies = self.time(&mut runners[..n], timed, prefill_ms);
         self.score(&mut reference, &mut runners, ids, context)?;
         each(&mut runners, Runner::remember);
-        let nll_floor = match (floor, runners.len() > n) {
-            (Floor::Run, true) => runners
-                .pop()
-                .and_then(Result::ok)
-                .map(|f| f.tokens.iter().map(|t| t.nll).sum()),
-            _ => None,
-        };
+        let floor = runners.drain(n..).next().transpose()?;
+        let nll_floor = floor.map(|f| f.tokens.iter().map(|t| t.nll).sum());
         Ok(self.collect(runners, latencies, nll_floor))
     }
 
-    fn build(&self, strategy: &Strategy) -> Result<Runner, StepError> {
+    /// Reads a context exactly: the reference, and a tape of the context's rows.
+    fn prefill(&self, ids: &[u32], hidden: bool) -> Result<(Runner, ContextTape), EvalError> {
+        let mut reference = self.build(&Strategy::bare("f32"))?;
+        reference.cache.admit(SEQ, Admission::Streaming)?;
+        let mut recording = if hidden {
+            Recording::with_hidden(reference.cache, SEQ)
+        } else {
+            Recording::new(reference.cache, SEQ)
+        };
+        engine::prefill(self.model, &mut recording, SEQ, ids, self.chunk)?;
+        let tape;
+        (reference.cache, tape) = recording.into_parts();
+        Ok((reference, tape))
+    }
+
+    fn build(&self, strategy: &Strategy) -> Result<Runner, EvalError> {
         let materials = Materials {
             geometry: self.geometry,
             calibration: self.calibration,
@@ -179,31 +207,29 @@ impl<'a> Lockstep<'a> {
         })
     }
 
-    /// A strategy's cache of the context, compressed.
+    /// Replays the context into a strategy's cache and compresses it.
     fn compress(
         &self,
-        strategy: &Strategy,
+        runner: &mut Runner,
         tape: &ContextTape,
         continuation: Continuation,
-    ) -> Result<Runner, StepError> {
-        let mut runner = self.build(strategy)?;
+    ) -> Result<(), EvalError> {
         let start = self.clock.read();
         runner.cache.admit(SEQ, Admission::Context)?;
         tape.replay(&mut runner.cache, SEQ, runner.chunk)?;
         runner.cache.compress(SEQ, continuation)?;
         runner.compress_ms = self.clock.read().since(start).wall_ms();
-        runner.remember()?;
-        Ok(runner)
+        runner.remember()
     }
 
     /// Feeds `ids[from..]` to all and scores every query that has a next token. Returns the reference's time, ms.
     fn score(
         &self,
         reference: &mut Runner,
-        runners: &mut [Result<Runner, StepError>],
+        runners: &mut [Result<Runner, EvalError>],
         ids: &[u32],
         from: usize,
-    ) -> Result<f64, StepError> {
+    ) -> Result<f64, EvalError> {
         let mut reference_ms = 0.0;
         let mut at = from;
         while at < ids.len() {
@@ -237,7 +263,7 @@ impl<'a> Lockstep<'a> {
         runner: &mut Runner,
         ids: &[u32],
         range: std::ops::Range<usize>,
-    ) -> Result<Hidden, StepError> {
+    ) -> Result<Hidden, EvalError> {
         let mut all = Hidden {
             rows: Vec::new(),
             n_embd: self.model.spec().n_embd,
@@ -259,7 +285,7 @@ impl<'a> Lockstep<'a> {
     fn score_rows(
         &self,
         full: &Hidden,
-        runners: &mut [Result<Runner, StepError>],
+        runners: &mut [Result<Runner, EvalError>],
         hidden: &[Option<Hidden>],
         targets: &[u32],
     ) {
@@ -282,7 +308,7 @@ impl<'a> Lockstep<'a> {
 
     fn time(
         &self,
-        runners: &mut [Result<Runner, StepError>],
+        runners: &mut [Result<Runner, EvalError>],
         tokens: &[u32],
         prefill_ms: f64,
     ) -> Vec<Option<LatencyRecord>> {
@@ -312,7 +338,7 @@ impl<'a> Lockstep<'a> {
                     compress_ms,
                 }),
                 Some(Err(e)) => {
-                    *runner = Err(e);
+                    *runner = Err(e.into());
                     None
                 }
                 None => None,
@@ -322,7 +348,7 @@ impl<'a> Lockstep<'a> {
 
     fn collect(
         &self,
-        runners: Vec<Result<Runner, StepError>>,
+        runners: Vec<Result<Runner, EvalError>>,
         latencies: Vec<Option<LatencyRecord>>,
         nll_floor: Option<f64>,
     ) -> Outcomes {
@@ -370,8 +396,8 @@ fn floor_strategy() -> Strategy {
 }
 
 fn each(
-    runners: &mut [Result<Runner, StepError>],
-    work: impl Fn(&mut Runner) -> Result<(), StepError>,
+    runners: &mut [Result<Runner, EvalError>],
+    work: impl Fn(&mut Runner) -> Result<(), EvalError>,
 ) {
     for runner in runners {
         if let Ok(r) = runner
