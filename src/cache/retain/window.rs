@@ -1,7 +1,7 @@
 //! `window`: the first rows and the newest ones, at their own positions (StreamingLLM without its re-indexing).
 //!
 //! Invariants: once `n` positions are seen, the rows that live are those below `sinks` and those from `n − recent` on;
-//! the newest row always lives, so no head is ever empty; decoding and the compression point follow the same rule.
+//! `sinks + recent` is at least 1, so no head is ever empty; decoding and the compression point follow the same rule.
 //!
 //! With `sinks = 2`, `recent = 4` after ten tokens:
 //!
@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use super::super::stage::{
-    Domain, Kind, LiveRows, NewRow, ParamDef, Retention, Stage, StageDef, Tolerance,
+    Domain, Kind, LiveRows, NewRow, ParamDef, Retention, Stage, StageDef, StageError, Tolerance,
 };
 use super::{positions, unprotected};
 
@@ -30,7 +30,7 @@ pub const DEF: StageDef = StageDef {
         ParamDef {
             name: "recent",
             domain: Domain::Int {
-                min: 1,
+                min: 0,
                 max: u32::MAX as i64,
             },
             default: Some("256"),
@@ -53,6 +53,13 @@ pub const DEF: StageDef = StageDef {
     ],
     tolerance: Tolerance::Exact,
     build: |params, _| {
+        if positions(params, "recent") + positions(params, "sinks") == 0 {
+            return Err(StageError::Parameter {
+                kind: Kind::Retain,
+                name: "window".to_owned(),
+                problem: "`recent` and `sinks` are both 0: at least one row must live".to_owned(),
+            });
+        }
         Ok(Stage::Retain(Arc::new(Window {
             recent: positions(params, "recent"),
             sinks: positions(params, "sinks"),
