@@ -100,10 +100,8 @@ fn download(
         (succeeded, log.join().unwrap_or_default())
     });
     if !succeeded && disk_full_text(&log) {
-        return Err(ModelError::DiskFull {
-            path: folder.into(),
-        }
-        .into());
+        let path = folder.parent().unwrap_or(folder).into();
+        return Err(ModelError::DiskFull { path }.into());
     }
     if !succeeded {
         return Err(Failure::Reason(format!(
