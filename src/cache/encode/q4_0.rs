@@ -169,4 +169,18 @@ mod tests {
         assert_eq!(back, [0.0; BLOCK]);
         assert_eq!(out[2..], [0x88; 16]);
     }
+
+    #[test]
+    fn the_product_is_not_rounded_before_the_sum() {
+        let mut n_differ = 0;
+        for i in 0..200_000u32 {
+            // x/d within an ulp of −1/2, −3/2 … −15/2: there the sum is finer than a rounded product.
+            let inverse = 0.5 + (i % 4001) as f32 / 8192.0;
+            let x = -((i % 8) as f32 + 0.5) / inverse;
+            let exact = f64::from(x) * f64::from(inverse) + 8.5;
+            assert_eq!(code(x, inverse), (exact as f32).floor().min(15.0) as u8);
+            n_differ += u32::from(code(x, inverse) != (x * inverse + 8.5).floor().min(15.0) as u8);
+        }
+        assert!(n_differ > 0);
+    }
 }
