@@ -4,3 +4,5 @@
 pub mod burn;
 pub mod cpu;
 pub mod cpu_time;
+#[cfg(feature = "cuda")]
+pub mod cuda;
