@@ -137,3 +137,65 @@ fn white(layer: &LayerGeometry) -> Calibration {
         n_tokens: n,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Bos;
+    use crate::model::Architecture;
+    use crate::model::geometry::geometry;
+    use crate::model::tiny::{TinyConfig, TinyModel};
+
+    /// One layer counted three times is what a cache of three layers holds.
+    #[test]
+    fn layers_of_equal_shape_are_counted_as_often_as_they_are_there() {
+        let config = TinyConfig {
+            n_layers: 3,
+            ..TinyConfig::of(Architecture::Llama)
+        };
+        let model = TinyModel::new(&config);
+        let geometry = geometry(crate::model::weights::WeightSource::spec(&model), 300);
+        let strategy = Strategy {
+            tail: 16,
+            sinks: 4,
+            ..Strategy::bare("q8_0")
+        };
+        let protocol = Protocol::Stream {
+            window: 300,
+            windows: 1,
+            bos: Bos::Never,
+        };
+        let planned = at(&strategy, &geometry, &protocol, 300).unwrap();
+
+        let materials = Materials {
+            geometry: &geometry,
+            calibration: None,
+            backing_dir: None,
+        };
+        let mut cache = StagedCache::new(&strategy, materials).unwrap();
+        cache.admit(SEQ, Admission::Streaming).unwrap();
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        for start in [0, 150] {
+            let batch = Batch::single(SEQ, start..start + 150);
+            for (layer, g) in geometry.layers.iter().enumerate() {
+                let k = normal(&mut rng, 150 * g.n_kv_heads * g.head_dim);
+                let rows = Rows {
+                    k: &k,
+                    v: &k,
+                    hidden: &[],
+                };
+                cache.append(layer, &batch, rows).unwrap();
+            }
+            cache.commit(&batch).unwrap();
+        }
+        let live = cache.memory();
+        assert_eq!(planned.payload_bytes, live.payload_bytes);
+        assert_eq!(planned.exact_bytes, live.exact_bytes);
+        assert_eq!(planned.rows_live, live.rows_live);
+        let (planned, live) = (
+            planned.resident_bytes() as f64,
+            live.resident_bytes() as f64,
+        );
+        assert!((planned / live - 1.0).abs() < 0.01, "{planned} {live}");
+    }
+}

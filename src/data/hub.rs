@@ -39,6 +39,7 @@ fn zip_member(zip: &[u8], member: &str) -> Result<Vec<u8>, String> {
     let end = zip
         .windows(4)
         .rposition(|w| w == b"PK\x05\x06")
+        .filter(|end| zip.len() >= end + 22)
         .ok_or_else(damaged)?;
     let n = u16_at(end + 10).ok_or_else(damaged)?;
     let mut at = u32_at(end + 16).ok_or_else(damaged)?;

@@ -353,3 +353,81 @@ pub fn sha256_hex(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     digest.iter().map(|b| format!("{b:02x}")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offline(data_dir: Option<&Path>) -> Lookup {
+        Lookup {
+            data_dir: data_dir.map(Path::to_owned),
+            network: Network::Offline,
+        }
+    }
+
+    #[test]
+    fn a_text_of_the_program_needs_no_folder() {
+        let text = DataRef::named("quickstart-prose").unwrap();
+        let (read, place) = text.load_from(&offline(None)).unwrap();
+        assert_eq!(place, "the program itself");
+        assert_eq!(read.documents().len(), 4);
+    }
+
+    #[test]
+    fn a_text_that_is_nowhere_says_how_to_get_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = DataRef::named("wikitext2-test").unwrap();
+        let message = text
+            .load(&offline(Some(dir.path())))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("put it at DIR/wikitext-2/wiki.test.raw"),
+            "{message}"
+        );
+        assert!(message.contains("KVLAB_DATA"), "{message}");
+    }
+
+    #[test]
+    fn another_edition_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("wikitext-2")).unwrap();
+        std::fs::write(dir.path().join("wikitext-2/wiki.test.raw"), "= Robert =").unwrap();
+        let text = DataRef::named("wikitext2-test").unwrap();
+        let message = text
+            .load(&offline(Some(dir.path())))
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("another edition"), "{message}");
+
+        let path = dir.path().join("mine.txt");
+        std::fs::write(&path, "one\n\u{c}\ntwo\n").unwrap();
+        let mine = DataRef::file("mine.txt", &path).unwrap();
+        assert_eq!(
+            mine.load(&offline(None)).unwrap().documents(),
+            ["one\n", "two\n"]
+        );
+        std::fs::write(&path, "changed after the plan was made").unwrap();
+        let message = mine.load(&offline(None)).unwrap_err().to_string();
+        assert!(message.contains("another edition"), "{message}");
+    }
+
+    #[test]
+    fn files_that_are_no_text_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let refused = |name: &str, bytes: &[u8]| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            DataRef::file(name, &path).unwrap_err().to_string()
+        };
+        assert!(refused("a.txt", b"ab\xff").contains("not UTF-8 text (byte 2)"));
+        assert!(refused("b.txt", b" \n").contains("is empty"));
+        let message = DataRef::file("c.txt", &dir.path().join("c.txt")).unwrap_err();
+        assert!(message.to_string().contains("can't read"));
+        let message = DataRef::named("wikitext2-tets").unwrap_err().to_string();
+        assert!(
+            message.contains("did you mean `wikitext2-test`?"),
+            "{message}"
+        );
+    }
+}
