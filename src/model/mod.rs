@@ -2,7 +2,7 @@
 //!
 //! [`source`] turns a name into a path and fetches what is missing; [`load`] opens a GGUF file or a Hugging Face folder.
 //! Both formats end in the same three things: a [`ModelSpec`], a [`WeightSource`] and a [`Tokenizer`]; nothing outside
-//! this module asks which format a model came from. Invariant: no content of a file can make the loader panic, overflow
+//! this module asks which format a model came from. Invariant: no content of a weight file can make the loader panic, overflow
 //! or allocate more than a small multiple of the file's size; whatever is wrong is a one-line [`ModelError`].
 
 pub mod geometry;

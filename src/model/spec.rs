@@ -30,6 +30,14 @@ impl Architecture {
             Self::Gemma3 => "gemma3",
         }
     }
+
+    /// The activation its models were trained with.
+    pub(super) fn activation(self) -> Activation {
+        match self {
+            Self::Gemma3 => Activation::GeluTanh,
+            _ => Activation::Silu,
+        }
+    }
 }
 
 /// Which elements of a head are rotated as a pair.

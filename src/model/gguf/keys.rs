@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use super::{Architecture, Header, Value, architecture};
-use crate::model::spec::{Activation, LayerSpec, ModelSpec, RopeLayout, RopeScaling, RopeSpec};
+use crate::model::spec::{LayerSpec, ModelSpec, RopeLayout, RopeScaling, RopeSpec};
 use crate::model::weights::{Role, Table};
 use crate::model::{ModelError, gguf::header::short};
 
@@ -182,35 +182,10 @@ impl<'a> Keys<'a> {
     /// The spec of the file's model; `factors` is its tensor of RoPE divisors.
     pub fn spec(&self, table: &Table, factors: Option<Vec<f32>>) -> Result<ModelSpec, ModelError> {
         self.refuse_unknown_arithmetic()?;
-        let n_layers = self.count("block_count")?;
-        if n_layers > table.len() {
-            let problem = format!(
-                "it claims {n_layers} layers, but has only {} tensors",
-                table.len()
-            );
-            return Err(ModelError::Corrupt {
-                file: self.file.clone(),
-                problem,
-            });
-        }
-        let (n_embd, n_heads) = (
-            self.count("embedding_length")?,
-            self.count("attention.head_count")?,
-        );
-        let head_dim = self
-            .optional_count("attention.key_length")?
-            .unwrap_or(n_embd / n_heads);
-        let value_length = self
-            .optional_count("attention.value_length")?
-            .unwrap_or(head_dim);
-        if value_length != head_dim {
-            let allowed = format!("the key length {head_dim}");
-            return Err(self.unsupported(
-                "attention.value_length",
-                value_length.to_string(),
-                allowed,
-            ));
-        }
+        let n_layers = self.n_layers(table)?;
+        let n_embd = self.count("embedding_length")?;
+        let n_heads = self.count("attention.head_count")?;
+        let head_dim = self.head_dim(n_embd / n_heads)?;
         let gemma = self.architecture == Architecture::Gemma3;
         let embedding = table.get(&(Role::TokenEmbedding, 0));
         let scaled_width = if gemma && n_layers == GEMMA_27B_LAYERS {
@@ -221,10 +196,7 @@ impl<'a> Keys<'a> {
         let (add_bos, bos_id, eos_ids) = self.special_tokens()?;
         Ok(ModelSpec {
             architecture: self.architecture,
-            name: self
-                .text("general.name")
-                .unwrap_or(self.architecture.gguf_name())
-                .to_owned(),
+            name: self.name(),
             n_layers,
             n_embd,
             n_heads,
@@ -239,11 +211,7 @@ impl<'a> Keys<'a> {
                 .float("attention.layer_norm_rms_epsilon")?
                 .unwrap_or(0.0),
             attention_scale: 1.0 / (scaled_width as f32).sqrt(),
-            activation: if gemma {
-                Activation::GeluTanh
-            } else {
-                Activation::Silu
-            },
+            activation: self.architecture.activation(),
             embedding_scale: if gemma { (n_embd as f32).sqrt() } else { 1.0 },
             qkv_bias: table.contains_key(&(Role::QBias, 0)),
             qk_norm: gemma || self.architecture == Architecture::Qwen3,
@@ -255,6 +223,40 @@ impl<'a> Keys<'a> {
             eos_ids,
             weights_bytes: table.values().map(|t| t.bytes.len() as u64).sum(),
         })
+    }
+
+    /// The file's name for its model, in a form that fits a line.
+    fn name(&self) -> String {
+        let name = self
+            .text("general.name")
+            .unwrap_or(self.architecture.gguf_name());
+        name.replace(char::is_control, " ")
+    }
+
+    fn n_layers(&self, table: &Table) -> Result<usize, ModelError> {
+        let n = self.count("block_count")?;
+        if n <= table.len() {
+            return Ok(n);
+        }
+        let problem = format!("it claims {n} layers, but has only {} tensors", table.len());
+        Err(ModelError::Corrupt {
+            file: self.file.clone(),
+            problem,
+        })
+    }
+
+    /// The length of a head: stated, or its share of the embedding.
+    fn head_dim(&self, share: usize) -> Result<usize, ModelError> {
+        let head_dim = self
+            .optional_count("attention.key_length")?
+            .unwrap_or(share);
+        match self.optional_count("attention.value_length")? {
+            Some(n) if n != head_dim => {
+                let allowed = format!("the key length {head_dim}");
+                Err(self.unsupported("attention.value_length", n.to_string(), allowed))
+            }
+            _ => Ok(head_dim),
+        }
     }
 
     fn layers(

@@ -237,9 +237,28 @@ fn what_does_not_fit_is_named() {
             tiny().meta("llama.rope.dimension_count", Meta::U32(7)),
             "rotates 7",
         ),
+    ];
+    check_refusals(refused);
+}
+
+fn check_refusals<const N: usize>(refused: [(Builder, &str); N]) {
+    for (builder, expected) in refused {
+        let message = refusal(&builder.build());
+        assert!(message.contains(expected), "`{expected}` not in: {message}");
+    }
+}
+
+#[test]
+fn contradictory_and_missing_keys_are_named() {
+    let tiny = || tiny_llama(TensorType::F16);
+    check_refusals([
         (
             tiny().meta("general.alignment", Meta::U32(24)),
             "power of two",
+        ),
+        (
+            tiny().replace("llama.block_count", Meta::U32(1 << 30)),
+            "claims 1073741824 layers",
         ),
         (
             tiny().meta("llama.block_count", Meta::U32(2)),
@@ -255,11 +274,7 @@ fn what_does_not_fit_is_named() {
             "expected a text",
         ),
         (Builder::new(1), "version is 1"),
-    ];
-    for (builder, expected) in refused {
-        let message = refusal(&builder.build());
-        assert!(message.contains(expected), "`{expected}` not in: {message}");
-    }
+    ]);
 }
 
 #[test]

@@ -9,9 +9,7 @@ use serde_json::Value;
 
 use crate::model::ModelError;
 use crate::model::gguf::short;
-use crate::model::spec::{
-    Activation, Architecture, LayerSpec, ModelSpec, RopeLayout, RopeScaling, RopeSpec,
-};
+use crate::model::spec::{Architecture, LayerSpec, ModelSpec, RopeLayout, RopeScaling, RopeSpec};
 use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::{Role, Table};
 
@@ -57,9 +55,9 @@ impl Config {
                 });
             }
         };
-        let name = folder
-            .file_name()
-            .map_or(model_type, |name| name.to_string_lossy().into_owned());
+        let name = folder.file_name().map_or(model_type, |name| {
+            name.to_string_lossy().replace(char::is_control, " ")
+        });
         let tokenizer = read_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
         let generation = read_json(&folder.join("generation_config.json"))?.unwrap_or_default();
         let config = Self {
@@ -192,11 +190,7 @@ impl Config {
                 .number(&self.root, "rms_norm_eps")?
                 .unwrap_or(default_eps),
             attention_scale: 1.0 / scaled_width.sqrt(),
-            activation: if gemma {
-                Activation::GeluTanh
-            } else {
-                Activation::Silu
-            },
+            activation: self.architecture.activation(),
             embedding_scale: if gemma { (n_embd as f32).sqrt() } else { 1.0 },
             qkv_bias: table.contains_key(&(Role::QBias, 0)),
             qk_norm: gemma || self.architecture == Architecture::Qwen3,
