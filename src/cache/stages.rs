@@ -129,6 +129,7 @@ pub struct Materials<'a> {
     pub backing_dir: Option<&'a PathBuf>,
 }
 
+#[derive(Clone, Copy)]
 struct Builder<'a> {
     strategy: &'a Strategy,
     materials: Materials<'a>,
@@ -164,16 +165,80 @@ impl Builder<'_> {
         }
     }
 
+    /// Builds maps in order; each sees the geometry and the statistics of what the earlier ones leave.
     fn chain(&self, specs: &[StageSpec], side: Side) -> Result<Chain, StageError> {
-        let mut maps = Vec::new();
+        let mut chain = Chain::default();
+        let mut geometry = self.materials.geometry.clone();
+        let mut calibration = self.materials.calibration.cloned();
         for spec in specs {
-            match self.stage(Kind::Project, spec, side)? {
-                Stage::Project(map) => maps.push(map),
-                _ => return Err(wrong_kind(Kind::Project, spec)),
+            let materials = Materials {
+                geometry: &geometry,
+                calibration: calibration.as_ref(),
+                ..self.materials
+            };
+            let builder = Builder { materials, ..*self };
+            let Stage::Project(map) = builder.stage(Kind::Project, spec, side)? else {
+                return Err(wrong_kind(Kind::Project, spec));
+            };
+            if let Some(statistics) = &mut calibration {
+                map_statistics(map.as_ref(), statistics);
+            }
+            for layer in &mut geometry.layers {
+                layer.head_dim = map.output_dim(layer.head_dim);
+            }
+            chain.maps.push(map);
+        }
+        Ok(chain)
+    }
+}
+
+/// Second moments after a map: P·C·Pᵀ. Rotation by position comes before every map of post-RoPE keys and after every map
+/// of pre-RoPE ones, so each kind of moments goes through on its own.
+fn map_statistics(map: &dyn Projection, statistics: &mut Calibration) {
+    for (layer, heads) in statistics.heads.iter_mut().enumerate() {
+        for (head, moments) in heads.iter_mut().enumerate() {
+            for c in [&mut moments.k_pre, &mut moments.k_post, &mut moments.v] {
+                let dim = c.len().isqrt();
+                let p = matrix(map, (layer, head), dim);
+                let half = product(&p, c, dim);
+                // (P·C)·Pᵀ = (P·(P·C)ᵀ)ᵀ, and the result is symmetric.
+                *c = product(&p, &transposed(&half, dim), dim);
             }
         }
-        Ok(Chain { maps })
     }
+}
+
+/// A map as a matrix, `[output][input]`.
+fn matrix(map: &dyn Projection, (layer, head): (usize, usize), dim: usize) -> Vec<f64> {
+    let n = map.output_dim(dim);
+    let mut columns = Vec::new();
+    for i in 0..dim {
+        let mut unit = vec![0.0; dim];
+        unit[i] = 1.0;
+        let mut z = vec![0.0; n];
+        map.forward(layer, head, &unit, &mut z);
+        columns.extend(z.into_iter().map(f64::from));
+    }
+    transposed(&columns, n)
+}
+
+/// A·B for A `[m][dim]` and B `[dim][n]`.
+fn product(a: &[f64], b: &[f64], dim: usize) -> Vec<f64> {
+    let n = b.len() / dim;
+    let mut out = Vec::with_capacity(a.len() / dim * n);
+    for row in a.chunks_exact(dim) {
+        for j in 0..n {
+            out.push(row.iter().enumerate().map(|(k, x)| x * b[k * n + j]).sum());
+        }
+    }
+    out
+}
+
+/// A `[m][n]` to `[n][m]`.
+fn transposed(a: &[f64], n: usize) -> Vec<f64> {
+    (0..n)
+        .flat_map(|j| a.iter().skip(j).step_by(n).copied())
+        .collect()
 }
 
 fn wrong_kind(kind: Kind, spec: &StageSpec) -> StageError {

@@ -240,3 +240,22 @@ fn a_device_without_host_slices_gives_the_same_bits() {
         assert_bits(&strategy.label, &want, &got);
     }
 }
+
+/// A full-rank basis learned after a rotation is as good as one learned before it: rank 16 of 32 keeps the same energy.
+#[test]
+fn a_map_that_learns_sees_what_the_earlier_map_leaves() {
+    let g = tiny();
+    let s = script(&g, 120, 77, 0.5);
+    let run_with = |maps: &[&str]| {
+        let mut strategy = Strategy::bare("f32");
+        for map in maps {
+            add(&mut strategy, Kind::Project, parse_example(map));
+        }
+        run(&mut build(&strategy, &g), &g, SeqId(0), &s, &[120])
+    };
+    let svd = r#"{ method = "svd", rank = 16 }"#;
+    let (alone, after) = (run_with(&[svd]), run_with(&[r#""hadamard""#, svd]));
+    for (a, b) in alone.iter().flatten().zip(after.iter().flatten()) {
+        assert!((a - b).abs() < 1e-3, "the same subspace: {a} {b}");
+    }
+}
