@@ -63,6 +63,9 @@ struct Coded {
     v: Vec<u8>,
 }
 
+/// Rows read back from the exact table: positions, and K and V back to back.
+type ExactRows = (Vec<u32>, Vec<f32>, Vec<f32>);
+
 /// One head's new rows, rotated if keys are stored so, `[token][head_dim]`.
 struct NewRows {
     k: Vec<f32>,
@@ -172,19 +175,22 @@ impl Appender<'_> {
             return;
         }
         let d = self.geometry.head_dim;
+        let scored = retain.is_scored();
         let fresh: Vec<f32> = new
             .k
             .chunks_exact(d)
             .zip(new.v.chunks_exact(d))
             .zip(first..)
+            .filter(|_| scored)
             .map(|((k, v), position)| retain.score(NewRow { position, k, v }))
             .collect();
-        let mut positions = if phase == Phase::Decoding {
+        let stepwise = phase == Phase::Decoding;
+        let mut positions = if stepwise {
             head.live_positions()
         } else {
             Vec::new()
         };
-        let mut live = if phase == Phase::Decoding {
+        let mut live = if stepwise {
             head.scores.clone()
         } else {
             Vec::new()
@@ -195,12 +201,12 @@ impl Appender<'_> {
             head.scores.reserve_exact(room);
         }
         head.scores.extend_from_slice(&fresh);
-        if phase == Phase::Context {
+        if !stepwise {
             return;
         }
-        for (position, score) in (first..).zip(fresh) {
+        for (i, position) in (first..head.n_seen).enumerate() {
             positions.push(position);
-            live.push(score);
+            live.extend(fresh.get(i));
             let rows = LiveRows {
                 positions: &positions,
                 scores: &live,
@@ -210,7 +216,9 @@ impl Appender<'_> {
             for i in retain.evict(rows).into_iter().rev() {
                 head.dying.insert(positions[i], position + 1);
                 positions.remove(i);
-                live.remove(i);
+                if scored {
+                    live.remove(i);
+                }
             }
         }
     }
@@ -309,7 +317,7 @@ impl Appender<'_> {
         head: &HeadState,
         reader: Reader<'_>,
         range: std::ops::Range<u32>,
-    ) -> Result<(Vec<u32>, Vec<f32>, Vec<f32>), CacheError> {
+    ) -> Result<ExactRows, CacheError> {
         let format = &self.stages.formats[self.layer].exact;
         let d = self.geometry.head_dim;
         let (mut positions, mut k, mut v) = (Vec::new(), Vec::new(), Vec::new());

@@ -416,7 +416,7 @@ pub enum Moment {
 pub struct LiveRows<'a> {
     /// Absolute positions, ascending.
     pub positions: &'a [u32],
-    /// Scores as [`Retention::score`] gave them, in the same order.
+    /// Scores as [`Retention::score`] gave them, in the same order; empty for a stage without scores.
     pub scores: &'a [f32],
     /// Positions seen by the sequence, evicted ones included.
     pub n_seen: u32,
@@ -432,6 +432,10 @@ pub trait Retention: Send + Sync {
     /// What the stage asks of the engine.
     fn needs(&self) -> Needs {
         Needs::default()
+    }
+    /// Whether decisions read scores; if not, none are asked for, stored or handed out.
+    fn is_scored(&self) -> bool {
+        true
     }
     /// The score of a new row; higher is kept longer. Called once, when the row arrives.
     fn score(&self, row: NewRow<'_>) -> f32;

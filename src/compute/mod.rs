@@ -4,5 +4,5 @@
 pub mod burn;
 pub mod cpu;
 pub mod cpu_time;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "nvrtc")]
 pub mod cuda;

@@ -1,7 +1,7 @@
 //! Reference and strategies on the same tokens, chunk by chunk: the two protocols over one item.
 //!
 //! Invariants: the reference is a cache of f32 rows in the same process; every scored query attends through the stored
-//! cache as decoding would have had it; logits exist for [`ROWS`] rows at a time; a strategy that breaks stops alone.
+//! cache as decoding would have had it; logits exist for a few rows at a time; a strategy that breaks stops alone.
 //!
 //! `stream`: tokens 0 … n−2 of a window are queries, token i+1 is the target of query i.
 //! `compress-once`: the context is read exactly and compressed; then the continuation's tokens are queries, each with the

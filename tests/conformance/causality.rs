@@ -13,7 +13,7 @@ fn later_tokens_never_change_earlier_outputs() {
     let mut other = s.clone();
     for l in 0..2 {
         for x in &mut other.k[l][changed_from * 64..] {
-            *x = -3.0 * *x;
+            *x *= -3.0;
         }
         for x in &mut other.v[l][changed_from * 64..] {
             *x += 1.0;

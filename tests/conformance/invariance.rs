@@ -72,7 +72,7 @@ fn a_ragged_batch_equals_each_sequence_alone() {
                     at[i] += n;
                 }
             }
-            for layer in 0..2 {
+            for layer in [0, 1] {
                 let gather = |pick: &dyn Fn(usize) -> (Vec<f32>, usize)| -> Vec<f32> {
                     members
                         .iter()

@@ -69,9 +69,9 @@ fn check(
     for chunks in [&[1usize][..], &[s.n_tokens], &[7, 13, 20]] {
         let mut cache = build(strategy, g);
         let got = run(&mut cache, g, SeqId(0), s, chunks);
-        for layer in 0..g.layers.len() {
+        for (layer, got) in got.iter().enumerate() {
             let want = oracle(g, s, layer, visible);
-            let worst = got[layer]
+            let worst = got
                 .iter()
                 .zip(&want)
                 .map(|(a, b)| (f64::from(*a) - b).abs())

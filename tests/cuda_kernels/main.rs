@@ -7,7 +7,7 @@
 //! of 80 values read, codes read as unsigned.
 
 mod batch;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "nvrtc")]
 mod device;
 mod host;
 

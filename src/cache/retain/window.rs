@@ -77,6 +77,10 @@ pub struct Window {
 }
 
 impl Retention for Window {
+    fn is_scored(&self) -> bool {
+        false
+    }
+
     fn score(&self, row: NewRow<'_>) -> f32 {
         // Newer is kept longer; no decision reads it.
         row.position as f32

@@ -133,7 +133,7 @@ fn axpy_rows_body(p: &[f32], rows: &[f32], acc: &mut [f32]) {
 }
 
 multiversion! {
-    /// acc += Σ p[j] · rows[j], j ascending, one fused multiply-add per element. `rows`: `[p.len()][acc.len()]`.
+    /// acc += Σ `p[j] · rows[j]`, j ascending, one fused multiply-add per element. `rows`: `[p.len()][acc.len()]`.
     pub fn axpy_rows(p: &[f32], rows: &[f32], acc: &mut [f32]) = axpy_rows_body;
 }
 

@@ -12,9 +12,11 @@ mod nvrtc;
 pub use device::Device;
 pub use nvrtc::{KernelSource, compile_to_cubin};
 
+#[cfg(feature = "cuda")]
 use burn::tensor::backend::BackendTypes;
 
 /// burn on CUDA: what training on a GPU computes with.
+#[cfg(feature = "cuda")]
 pub type BurnCuda = burn::backend::Cuda<f32, i32>;
 
 /// What can go wrong between a kernel's text and its result.
@@ -89,6 +91,7 @@ pub enum CudaError {
 ///
 /// # Errors
 /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], [`CudaError::Driver`].
+#[cfg(feature = "cuda")]
 pub fn burn_device(ordinal: usize) -> Result<<BurnCuda as BackendTypes>::Device, CudaError> {
     device::require(ordinal)?;
     Ok(burn::backend::cuda::CudaDevice::new(ordinal))
@@ -101,7 +104,12 @@ mod tests {
     #[test]
     fn a_device_that_is_not_there_is_an_error_with_advice() {
         let beyond = 1_000_000;
-        for error in [Device::open(beyond).err(), burn_device(beyond).err()] {
+        let errors = [
+            Device::open(beyond).err(),
+            #[cfg(feature = "cuda")]
+            burn_device(beyond).err(),
+        ];
+        for error in errors {
             let message = error.expect("no machine has a million devices").to_string();
             assert!(
                 message.starts_with("CUDA device 1000000: the "),

@@ -1,6 +1,6 @@
 //! GGUF files: header, tensor types, and what their keys and tensor names mean.
 //!
-//! [`open_model`] is the whole door: it maps the file, checks the header against the file's size, reads the
+//! `open_model` is the whole door: it maps the file, checks the header against the file's size, reads the
 //! hyperparameters of the architecture and the tokenizer, and hands out tensors by role. Invariant: a tensor that has no
 //! role is refused, since a model with parts that are silently left out computes something else.
 
