@@ -122,13 +122,29 @@ multiversion! {
     pub fn exp_sum(x: &mut [f32], shift: f32) -> f32 = exp_sum_body;
 }
 
+// Channels that stay in registers while all rows pass.
+const CHANNELS: usize = 4 * LANES;
+
 #[inline(always)]
 fn axpy_rows_body(p: &[f32], rows: &[f32], acc: &mut [f32]) {
     let dim = acc.len();
-    for (&w, row) in p.iter().zip(rows.chunks_exact(dim)) {
-        for (a, &v) in acc.iter_mut().zip(row) {
-            *a = w.mul_add(v, *a);
+    for (c, acc) in acc.chunks_mut(CHANNELS).enumerate() {
+        let first = c * CHANNELS;
+        let Ok(sums) = <&mut [f32; CHANNELS]>::try_from(&mut *acc) else {
+            for (&w, row) in p.iter().zip(rows.chunks_exact(dim)) {
+                for (a, &v) in acc.iter_mut().zip(&row[first..]) {
+                    *a = w.mul_add(v, *a);
+                }
+            }
+            continue;
+        };
+        let mut held = *sums;
+        for (&w, row) in p.iter().zip(rows.chunks_exact(dim)) {
+            for (a, &v) in held.iter_mut().zip(&row[first..first + CHANNELS]) {
+                *a = w.mul_add(v, *a);
+            }
         }
+        *sums = held;
     }
 }
 
@@ -257,6 +273,19 @@ mod tests {
         for ((&got, &x), &w) in a.iter().zip(&x).zip(&up) {
             let want = f64::from(x) / (mean + 1e-5).sqrt() * f64::from(w);
             assert!((f64::from(got) - want).abs() <= 1e-5, "{x}: {got} {want}");
+        }
+    }
+
+    #[test]
+    fn weighted_rows_are_plain_chains_for_any_number_of_channels() {
+        for dim in [1, 20, 64, 100, 256] {
+            let (p, rows) = (values(7), values(7 * dim));
+            let mut acc = values(dim);
+            let want: Vec<f32> = (0..dim)
+                .map(|i| (0..7).fold(acc[i], |s, j| p[j].mul_add(rows[j * dim + i], s)))
+                .collect();
+            axpy_rows(&p, &rows, &mut acc);
+            assert_eq!(acc, want, "{dim} channels");
         }
     }
 
