@@ -118,6 +118,10 @@ impl PageStore for HostStore {
             page.data = Vec::new();
             self.free.push(id.0);
         }
+        // The last page takes the tables with it: an empty cache holds nothing.
+        if self.free.len() == self.pages.len() {
+            *self = Self::default();
+        }
     }
 
     fn page_bytes(&self, id: PageId) -> usize {
@@ -186,6 +190,18 @@ impl Tier {
     pub fn bytes(&self) -> u64 {
         self.backing.bytes()
     }
+
+    /// Bytes in memory by which the tier knows what it holds.
+    pub fn bookkeeping_bytes(&self) -> u64 {
+        self.backing.bookkeeping_bytes() + tree_bytes(&self.owners)
+    }
+}
+
+/// About the bytes of a map's leaves: std's have room for 11 entries and a header, and keys that ascend leave 6 in each.
+/// Inner nodes (a sixth of a leaf for each) are left out.
+pub fn tree_bytes<K, V>(map: &BTreeMap<K, V>) -> u64 {
+    let leaf = 11 * (size_of::<K>() + size_of::<V>()) + 16;
+    (map.len().div_ceil(6) * leaf) as u64
 }
 
 #[cfg(test)]
@@ -210,5 +226,8 @@ mod tests {
         store.free(a);
         assert_eq!(store.bytes(), 4);
         assert_eq!(store.unshare(b), b);
+        assert!(store.bookkeeping_bytes() > 0);
+        store.free(b);
+        assert_eq!(store.bytes() + store.bookkeeping_bytes(), 0);
     }
 }

@@ -517,4 +517,6 @@ pub trait Backing: Send + Sync {
     fn discard(&mut self, slot: Slot);
     /// Bytes in the tier now.
     fn bytes(&self) -> u64;
+    /// Bytes in memory by which the tier knows its slots.
+    fn bookkeeping_bytes(&self) -> u64;
 }

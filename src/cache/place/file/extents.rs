@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use super::super::super::pages::tree_bytes;
+
 /// A run of bytes in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
@@ -24,6 +26,11 @@ impl Extents {
     /// The length that the file needs.
     pub fn end(&self) -> u64 {
         self.end
+    }
+
+    /// Bytes of the table of free extents.
+    pub fn bookkeeping_bytes(&self) -> u64 {
+        tree_bytes(&self.free)
     }
 
     /// Takes `len` bytes: the front of the first free extent that holds them, or new ones at the end.

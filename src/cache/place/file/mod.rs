@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::super::CacheError;
+use super::super::pages::tree_bytes;
 use super::super::stage::{
     Backing, BuildContext, Kind, Params, Placement, Slot, Stage, StageDef, StageError, Tolerance,
 };
@@ -156,6 +157,10 @@ impl Backing for FileBacking {
 
     fn bytes(&self) -> u64 {
         self.live_bytes
+    }
+
+    fn bookkeeping_bytes(&self) -> u64 {
+        tree_bytes(&self.pages) + self.extents.bookkeeping_bytes()
     }
 }
 
