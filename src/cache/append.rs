@@ -5,10 +5,11 @@
 
 use rayon::prelude::*;
 
+use super::formats::RowFormat;
 use super::sequence::{HeadState, Phase, SequenceState};
 use super::stage::{KeyForm, LiveRows, Moment, NewRow, Side};
 use super::stages::Stages;
-use super::table::{Places, ReadBuffers, Reader, RowFormat};
+use super::table::{Places, ReadBuffers, Reader};
 use super::types::{LayerGeometry, Span};
 use super::visibility::{Class, Rules};
 use super::{CacheError, RANGE};

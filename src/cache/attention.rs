@@ -5,9 +5,10 @@
 //! are skipped, never multiplied by zero. What a query gets therefore depends on what it may see alone: not on the
 //! tile, the chunk, paging, holes or threads.
 
+use super::formats::PairFormat;
 use super::stage::{KeyForm, Side};
 use super::stages::Stages;
-use super::table::{PairFormat, ReadBuffers, Reader, RowTable};
+use super::table::{ReadBuffers, Reader, RowTable};
 use super::types::LayerGeometry;
 use super::visibility::{Class, Dying, Rules};
 use super::{CacheError, RANGE};

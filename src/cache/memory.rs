@@ -8,11 +8,12 @@
 
 use std::collections::BTreeSet;
 
+use super::formats::PairFormat;
 use super::pages::PageId;
 use super::pipeline::StagedCache;
 use super::sequence::{HeadState, LayerState, SequenceState};
 use super::stage::Side;
-use super::table::{Page, PageBytes, PairFormat};
+use super::table::{Page, PageBytes};
 use super::types::MemoryReport;
 use super::visibility::Class;
 

@@ -13,9 +13,11 @@
 mod append;
 mod attention;
 pub mod encode;
+mod formats;
 mod memory;
 pub mod pack;
 pub mod pages;
+mod params;
 pub mod pipeline;
 pub mod place;
 pub mod project;

@@ -5,12 +5,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::formats::{PairFormat, RowFormat};
 use super::stage::{
     BuildContext, Calibration, KeyForm, Kind, Packer, Params, Placement, Projection, Retention,
     RowCodec, Side, Stage, StageError, find,
 };
 use super::strategy::{ExactFormat, StageSpec, Strategy};
-use super::table::{PairFormat, RowFormat};
 use super::{Geometry, Needs};
 
 /// Maps applied in order.

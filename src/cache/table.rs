@@ -4,49 +4,13 @@
 //! of which ones they are (one bit per position); an open page grows and shrinks by granules of 16 rows; K and V of a
 //! page hold the same positions.
 
-use std::sync::Arc;
-
+use super::formats::{PairFormat, RowFormat};
 use super::pages::{PageId, PageStore, Tier};
-use super::stage::{Packer, RowCodec, Side, Slot};
+use super::stage::{Packer, Side, Slot};
 use super::{CacheError, RANGE};
 
 /// Rows by which an open page grows.
 const GRANULE: usize = 16;
-
-/// How the rows of one side are laid out.
-#[derive(Clone)]
-pub struct RowFormat {
-    /// Codec.
-    pub codec: Arc<dyn RowCodec>,
-    /// Channels per row.
-    pub dim: usize,
-}
-
-impl RowFormat {
-    /// Bytes per row.
-    pub fn row_bytes(&self) -> usize {
-        self.codec.row_bytes(self.dim)
-    }
-}
-
-/// Both sides' formats.
-#[derive(Clone)]
-pub struct PairFormat {
-    /// Keys.
-    pub k: RowFormat,
-    /// Values.
-    pub v: RowFormat,
-}
-
-impl PairFormat {
-    /// One side's format.
-    pub fn side(&self, side: Side) -> &RowFormat {
-        match side {
-            Side::K => &self.k,
-            Side::V => &self.v,
-        }
-    }
-}
 
 /// Where a page's bytes are. Lengths are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
