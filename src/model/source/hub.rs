@@ -96,17 +96,12 @@ mod imp {
 mod imp {
     use std::fs::File;
     use std::path::Path;
-    use std::sync::atomic::{AtomicU64, Ordering};
-    use std::sync::{Arc, mpsc};
-    use std::time::Duration;
 
-    use hf_hub::progress::{DownloadEvent, ProgressEvent, ProgressHandler};
-    use hf_hub::{HFClient, HFClientSync, HFError};
+    use hf_hub::api::Progress;
+    use hf_hub::api::sync::{ApiBuilder, ApiError};
 
     use super::*;
     use crate::model::safetensors::index_files;
-
-    const POLL: Duration = Duration::from_millis(200);
 
     /// Files a folder must have, then those it may have.
     const NEEDED: [&str; 2] = ["tokenizer.json", "config.json"];
@@ -151,75 +146,51 @@ mod imp {
         outcome
     }
 
-    /// Counts bytes for a download that runs in another thread.
-    struct Counter(AtomicU64);
+    /// Hands the bytes of a download on.
+    struct Bytes<'a>(&'a dyn FetchProgress);
 
-    impl ProgressHandler for Counter {
-        fn on_progress(&self, event: &ProgressEvent) {
-            let ProgressEvent::Download(event) = event else {
-                return;
-            };
-            let n = match event {
-                DownloadEvent::AggregateProgress {
-                    bytes_completed, ..
-                } => *bytes_completed,
-                DownloadEvent::Progress { files } => files.iter().map(|f| f.bytes_completed).sum(),
-                _ => 0,
-            };
-            self.0.fetch_max(n, Ordering::Relaxed);
+    impl Progress for Bytes<'_> {
+        fn init(&mut self, _: usize, _: &str) {}
+
+        fn update(&mut self, size: usize) {
+            self.0.advance(size as u64);
         }
+
+        fn finish(&mut self) {}
     }
 
+    /// Downloads one file to `folder/file`. The client's own cache is a temporary folder beside it.
     fn download(
         repo: &str,
         file: &str,
         folder: &Path,
         progress: &dyn FetchProgress,
     ) -> Result<PathBuf, Failure> {
-        let reason = |e: HFError| match e {
-            HFError::Io(e) if e.kind() == std::io::ErrorKind::StorageFull => {
+        let reason = |e: ApiError| match e {
+            ApiError::IoError(e) if e.kind() == std::io::ErrorKind::StorageFull => {
                 Failure::Fatal(ModelError::DiskFull {
                     path: folder.into(),
                 })
             }
             e => Failure::Reason(format!("hub {repo}: {file}: {}", one_line(&e))),
         };
-        let client = HFClient::builder()
-            .retry_max_attempts(2)
+        let cache = tempfile::Builder::new().prefix(".part-").tempdir_in(folder);
+        let cache = cache.map_err(|e| ModelError::io("write", folder, e))?;
+        let api = ApiBuilder::from_env()
+            .with_cache_dir(cache.path().to_owned())
+            .with_progress(false)
+            .with_retries(2)
             .build()
             .map_err(reason)?;
-        let client = HFClientSync::from_inner(client).map_err(reason)?;
-        let (owner, name) = repo.split_once('/').unwrap_or(("", repo));
-        let counter = Arc::new(Counter(AtomicU64::new(0)));
-        let (done, finished) = mpsc::channel();
-        let handler = Arc::clone(&counter);
-        let request = client.model(owner, name);
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                let outcome = request
-                    .download_file()
-                    .filename(file)
-                    .local_dir(folder)
-                    .progress(handler)
-                    .send();
-                // The receiver outlives this thread's scope.
-                let _ = done.send(outcome);
-            });
-            let mut seen = 0;
-            loop {
-                let outcome = finished.recv_timeout(POLL);
-                let n = counter.0.load(Ordering::Relaxed);
-                progress.advance(n.saturating_sub(seen));
-                seen = seen.max(n);
-                match outcome {
-                    Ok(outcome) => return outcome.map_err(reason),
-                    Err(mpsc::RecvTimeoutError::Timeout) => {}
-                    Err(mpsc::RecvTimeoutError::Disconnected) => {
-                        return Err(Failure::Reason(format!("hub {repo}: the download stopped")));
-                    }
-                }
-            }
-        })
+        let got = api
+            .model(repo.to_owned())
+            .download_with_progress(file, Bytes(progress))
+            .map_err(reason)?;
+        let target = folder.join(file);
+        // The client gives a link into its cache; the file behind it moves.
+        let moved = std::fs::canonicalize(&got).and_then(|blob| std::fs::rename(blob, &target));
+        moved.map_err(|e| ModelError::io("write", &target, e))?;
+        Ok(target)
     }
 
     /// The innermost cause: that is where "no network" stands.
