@@ -13,7 +13,7 @@ use super::types::LayerGeometry;
 use super::visibility::{Class, Dying, Rules};
 use super::{CacheError, RANGE};
 use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
-use crate::compute::cpu::vector::{axpy_rows, exp_nonpositive, exp_sum, max};
+use crate::compute::cpu::vector::{axpy_rows, exp_nonpositive, exp_sum, max, rescale_add};
 
 /// One KV head's rows as attention reads them.
 #[derive(Clone, Copy)]
@@ -472,9 +472,7 @@ fn merge(
         let rows = i * space.dim..(i + 1) * space.dim;
         if used {
             let partial = &space.partial[rows.clone()];
-            for (s, &x) in space.sum[rows].iter_mut().zip(partial) {
-                *s = x.mul_add(new, *s * old);
-            }
+            rescale_add(&mut space.sum[rows], old, partial, new);
         } else if space.used && old != 1.0 {
             for s in &mut space.sum[rows] {
                 *s *= old;

@@ -227,6 +227,18 @@ multiversion! {
     pub fn gelu_tanh_mul(gate: &mut [f32], up: &[f32]) = gelu_tanh_mul_body;
 }
 
+#[inline(always)]
+fn rescale_add_body(sum: &mut [f32], old: f32, x: &[f32], new: f32) {
+    for (s, &x) in sum.iter_mut().zip(x) {
+        *s = x.mul_add(new, *s * old);
+    }
+}
+
+multiversion! {
+    /// sum = sum · old + x · new, the second product fused.
+    pub fn rescale_add(sum: &mut [f32], old: f32, x: &[f32], new: f32) = rescale_add_body;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
