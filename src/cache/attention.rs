@@ -13,7 +13,7 @@ use super::types::LayerGeometry;
 use super::visibility::{Class, Dying, Rules};
 use super::{CacheError, RANGE};
 use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
-use crate::compute::cpu::vector::{axpy_rows, exp_nonpositive, exp_sum, max, rescale_add};
+use crate::compute::cpu::vector::{axpy_rows, exp_pair, exp_sum, max, rescale_add};
 
 /// One KV head's rows as attention reads them.
 #[derive(Clone, Copy)]
@@ -462,10 +462,7 @@ fn merge(
     } else {
         *total.0
     };
-    let (old, new) = (
-        exp_nonpositive(*total.0 - m),
-        exp_nonpositive(partial.0 - m),
-    );
+    let (old, new) = exp_pair(*total.0 - m, partial.0 - m);
     *total.0 = m;
     *total.1 = partial.1.mul_add(new, *total.1 * old);
     for (space, used) in spaces.iter_mut().zip(used) {

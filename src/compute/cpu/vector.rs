@@ -228,6 +228,16 @@ multiversion! {
 }
 
 #[inline(always)]
+fn exp_pair_body(a: f32, b: f32) -> (f32, f32) {
+    (exp_nonpositive(a), exp_nonpositive(b))
+}
+
+multiversion! {
+    /// e^a and e^b for a, b ≤ 0: [`exp_nonpositive`] where no loop around it is compiled for fused multiply-adds.
+    pub fn exp_pair(a: f32, b: f32) -> (f32, f32) = exp_pair_body;
+}
+
+#[inline(always)]
 fn rescale_add_body(sum: &mut [f32], old: f32, x: &[f32], new: f32) {
     for (s, &x) in sum.iter_mut().zip(x) {
         *s = x.mul_add(new, *s * old);
