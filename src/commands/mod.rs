@@ -133,7 +133,7 @@ fn local_model(plan: &Plan, places: &Places) -> anyhow::Result<Option<PathBuf>> 
     let dir = ModelDir::locate(places.models_dir.as_deref())?;
     let builtin = source::builtin().iter().find(|m| m.name == plan.model);
     let path = match (builtin, plan.model.strip_prefix("hub:")) {
-        (Some(model), _) => dir.builtin_path(model),
+        (Some(model), _) => return Ok(dir.builtin(model)?),
         (None, Some(repo)) => dir.hub_path(repo),
         (None, None) => PathBuf::from(&plan.model),
     };

@@ -21,6 +21,7 @@ use crate::report;
 /// # Errors
 /// Why nothing was run.
 pub fn run(args: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    stop_on_interrupt();
     let plan = load_plan(&args.experiment)?;
     let fetching: &dyn FetchProgress = if args.quiet { &Silent } else { &Bar::default() };
     let session = Session::open(plan, args, fetching)?;
@@ -62,3 +63,23 @@ pub fn run(args: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
         Exit::Ok
     })
 }
+
+/// Ctrl-C ends the program at once: every file but the journal is renamed into place whole, and the journal drops a torn
+/// line.
+#[cfg(unix)]
+fn stop_on_interrupt() {
+    use signal_hook::{consts::SIGINT, iterator::Signals};
+    // Where it can't be set, Ctrl-C ends the program by the signal itself and only the message is missing.
+    if let Ok(mut signals) = Signals::new([SIGINT]) {
+        std::thread::spawn(move || {
+            if signals.forever().next().is_some() {
+                eprintln!("\ninterrupted: give the same command again to go on");
+                std::process::exit(Exit::Interrupted as i32);
+            }
+        });
+    }
+}
+
+/// The system ends the program.
+#[cfg(not(unix))]
+fn stop_on_interrupt() {}

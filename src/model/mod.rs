@@ -126,6 +126,20 @@ pub enum ModelError {
         /// The sum that was expected.
         expected: String,
     },
+    /// A built-in model's file that is no longer what was fetched.
+    #[error(
+        "`{path}` is not `{name}`: sha256 {got}, expected {expected}; delete it to have it fetched again, or name it by its path"
+    )]
+    Altered {
+        /// The file.
+        path: PathBuf,
+        /// The model's name.
+        name: &'static str,
+        /// Its sum.
+        got: String,
+        /// The sum it must have.
+        expected: &'static str,
+    },
     /// No source gave the model.
     #[error(
         "can't fetch `{name}`: {reasons}; check the network, or put the file at `{target}` yourself"

@@ -95,6 +95,27 @@ impl ModelDir {
         self.0.join("hub").join(repo.replacen('/', "--", 1))
     }
 
+    /// The file of a built-in model that was fetched already; one that was cut short counts as absent.
+    ///
+    /// # Errors
+    /// [`ModelError::Altered`] for a file of the right size with other bytes, [`ModelError::Io`].
+    pub fn builtin(&self, model: &BuiltinModel) -> Result<Option<PathBuf>, ModelError> {
+        let path = self.builtin_path(model);
+        if !std::fs::metadata(&path).is_ok_and(|meta| meta.len() == model.n_bytes) {
+            return Ok(None);
+        }
+        let got = checksum::identity(std::slice::from_ref(&path))?;
+        if got != model.sha256 {
+            return Err(ModelError::Altered {
+                path,
+                name: model.name,
+                got,
+                expected: model.sha256,
+            });
+        }
+        Ok(Some(path))
+    }
+
     /// Where a built-in model's file is or will be.
     pub fn builtin_path(&self, model: &BuiltinModel) -> PathBuf {
         self.0.join(model.file)
@@ -159,10 +180,10 @@ fn fetch_builtin(
     dir: &ModelDir,
     progress: &dyn FetchProgress,
 ) -> Result<PathBuf, ModelError> {
-    let target = dir.builtin_path(model);
-    if std::fs::metadata(&target).is_ok_and(|meta| meta.len() == model.n_bytes) {
-        return Ok(target);
+    if let Some(path) = dir.builtin(model)? {
+        return Ok(path);
     }
+    let target = dir.builtin_path(model);
     std::fs::create_dir_all(dir.path()).map_err(|e| ModelError::io("create", dir.path(), e))?;
     progress.note(&format!("{}: licence {}", model.name, model.licence));
     let mut reasons = Vec::new();

