@@ -21,6 +21,9 @@ pub fn check_span(
     layer: usize,
     span: &Span,
 ) -> Result<(), CacheError> {
+    if state.broken {
+        return Err(CacheError::Broken(span.seq.0));
+    }
     let expected = if layer == 0 {
         state.len
     } else {
@@ -206,6 +209,13 @@ impl Appender<'_> {
             return;
         }
         for (i, position) in (first..head.n_seen).enumerate() {
+            // What the sliding window dropped before this position competes no more.
+            let start = self.rules.window_start(position);
+            let n_dropped = positions.partition_point(|&p| p < start);
+            positions.drain(..n_dropped);
+            if scored {
+                live.drain(..n_dropped);
+            }
             positions.push(position);
             live.extend(fresh.get(i));
             let rows = LiveRows {

@@ -48,13 +48,22 @@ impl Sum<'_> {
         let structs =
             size_of::<SequenceState>() + state.layers.capacity() * size_of::<LayerState>();
         self.report.page_table_bytes += structs as u64;
-        for (layer, formats) in state.layers.iter().zip(&self.cache.stages.formats) {
+        let geometry = self.cache.geometry.layers.iter();
+        for ((layer, formats), window) in state
+            .layers
+            .iter()
+            .zip(&self.cache.stages.formats)
+            .zip(geometry.map(|l| l.window))
+        {
             self.report.page_table_bytes +=
                 (layer.heads.capacity() * size_of::<HeadState>()) as u64;
             for head in &layer.heads {
                 self.report.index_bytes += (head.scores.capacity() * size_of::<f32>()) as u64;
-                self.report.rows_seen += u64::from(head.n_seen);
-                self.report.rows_live += head.live_positions().len() as u64;
+                // Past a sliding window no cache keeps a row: it counts neither as seen nor as evicted.
+                let most = window.unwrap_or(u32::MAX);
+                let live = head.live_positions().len() as u64;
+                self.report.rows_seen += u64::from(head.n_seen.min(most)).max(live);
+                self.report.rows_live += live;
                 for (class, format) in
                     Class::ALL
                         .into_iter()

@@ -49,6 +49,9 @@ pub enum CacheError {
     /// The sequence exists already.
     #[error("sequence {0} is in the cache already: release it first or take another id")]
     SequenceExists(u32),
+    /// An append failed half-way: some layers hold rows that others lack.
+    #[error("sequence {0} broke in an earlier step and can't go on: release it")]
+    Broken(u32),
     /// Rows must follow each other.
     #[error("sequence {seq}: rows start at position {got}, the next one is {expected}")]
     Gap {

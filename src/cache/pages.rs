@@ -73,6 +73,10 @@ impl PageStore for HostStore {
             self.pages[i as usize] = page;
             return PageId(i);
         }
+        // The table is charged: it grows by little.
+        if self.pages.len() == self.pages.capacity() {
+            self.pages.reserve_exact(8);
+        }
         self.pages.push(page);
         PageId(self.pages.len() as u32 - 1)
     }

@@ -223,13 +223,17 @@ impl KvCache for StagedCache {
             let rules = self.rules(self.sequence(span.seq)?, layer);
             self.with_sequence(span.seq, |stages, geometry, state, places| {
                 check_span(&geometry.layers[layer], state, layer, span)?;
-                Appender {
+                let geometry = &geometry.layers[layer];
+                let appender = Appender {
                     stages,
-                    geometry: &geometry.layers[layer],
+                    geometry,
                     layer,
                     rules,
-                }
-                .append(state, places, span, (k, v))
+                };
+                state.broken = true;
+                appender.append(state, places, span, (k, v))?;
+                state.broken = false;
+                Ok(())
             })?;
         }
         Ok(())
@@ -359,22 +363,20 @@ fn commit_layer(
         window,
     };
     let formats = &stages.formats[layer];
-    // A sliding window drops whole pages, so that a step costs nothing between them.
-    let window_start =
-        window.map_or(0, |w| (next + 1).saturating_sub(w)) / RANGE as u32 * RANGE as u32;
+    let window_start = rules.window_start(next);
     let coded_end = state.layers[layer].coded_end;
     let mut earliest = state.earliest;
     for head in &mut state.layers[layer].heads {
         let evicted = !head.dying.is_empty();
         let dying = std::mem::take(&mut head.dying);
-        if evicted && !head.scores.is_empty() {
+        let gone = |p: u32| dying.contains_key(&p) || p < window_start;
+        if !head.scores.is_empty() && (evicted || window_start > 0) {
             let positions = head.live_positions();
-            let mut kept = positions.iter().map(|p| !dying.contains_key(p));
+            let mut kept = positions.iter().map(|&p| !gone(p));
             head.scores.retain(|_| kept.next().unwrap_or(true));
             head.scores
                 .shrink_to(head.scores.len().next_multiple_of(RANGE));
         }
-        let gone = |p: u32| dying.contains_key(&p) || p < window_start;
         let mut n_gone = head
             .table(Class::Coded)
             .remove(places, &formats.coded, gone)?;
@@ -403,6 +405,9 @@ fn truncate(
     places: &mut Places<'_>,
     (seq, len): (SeqId, u32),
 ) -> Result<(), CacheError> {
+    if state.broken {
+        return Err(CacheError::Broken(seq.0));
+    }
     if len >= state.len {
         return Ok(());
     }

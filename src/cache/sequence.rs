@@ -77,6 +77,8 @@ pub struct SequenceState {
     pub frozen_from: Option<u32>,
     /// Shortest length that truncation can reach, ageing apart.
     pub earliest: u32,
+    /// An append failed half-way.
+    pub broken: bool,
     /// By layer.
     pub layers: Vec<LayerState>,
 }
@@ -95,6 +97,7 @@ impl SequenceState {
             phase,
             frozen_from: None,
             earliest: 0,
+            broken: false,
             layers,
         }
     }
@@ -114,6 +117,7 @@ impl SequenceState {
             phase: self.phase,
             frozen_from: self.frozen_from,
             earliest: self.earliest,
+            broken: self.broken,
             layers,
         }
     }

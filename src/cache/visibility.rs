@@ -13,6 +13,8 @@
 
 use std::collections::BTreeMap;
 
+use super::RANGE;
+
 /// Query positions from `.0` up to, not including, `.1`.
 pub type Interval = (u32, u32);
 
@@ -66,6 +68,13 @@ impl Rules {
     /// Rows below this position are past the tail once a query at `last` is asked: coded, unless they are sinks.
     pub fn coded_end(&self, last: u32) -> u32 {
         (last + 1).saturating_sub(self.tail)
+    }
+
+    /// Rows below this position are dropped before a query at `next`: a sliding window drops whole pages, so that a step
+    /// between them costs nothing.
+    pub fn window_start(&self, next: u32) -> u32 {
+        let first_seen = self.window.map_or(0, |w| (next + 1).saturating_sub(w));
+        first_seen / RANGE as u32 * RANGE as u32
     }
 
     /// Query positions that may see this version of the row, evictions apart.

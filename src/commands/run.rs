@@ -45,7 +45,10 @@ pub fn run(args: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
         progress::items(session.n_items())
     };
     let n_failed = work(&session, &mut bundle, &bar)?;
-    bundle.finish()?;
+    // A bundle with failed cells stays open: the same command tries them again.
+    if n_failed == 0 {
+        bundle.finish()?;
+    }
     let report = report::write(bundle.path())?;
     if args.json {
         writeln!(out, "{}", report::csv::results_json(&report))?;

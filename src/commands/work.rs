@@ -1,9 +1,9 @@
 //! The work of a run: every item of every text and protocol, all strategies in lock-step, each item journaled as it ends.
 //!
-//! Invariants: an item's records are appended together; a strategy that breaks fails its cell alone; a second run does
-//! only what the journal lacks, and ends with the same records.
+//! Invariants: an item's records are appended together; a strategy that breaks fails its cell alone, and a second run
+//! tries it again; a second run does only what the journal lacks, and ends with the same records.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use indicatif::ProgressBar;
 
@@ -21,6 +21,7 @@ use crate::eval::records::{CellRecord, CellStatus, ItemRecord, PerToken};
 /// The reference breaks down, or the bundle can't be written.
 pub fn work(session: &Session, bundle: &mut Bundle, bar: &ProgressBar) -> anyhow::Result<usize> {
     let clock = SystemClock::new();
+    let mut failed = BTreeSet::new();
     for data in 0..session.plan.data.len() {
         for protocol in 0..session.plan.protocols.len() {
             let start = clock.read();
@@ -29,16 +30,13 @@ pub fn work(session: &Session, bundle: &mut Bundle, bar: &ProgressBar) -> anyhow
                 data,
                 protocol,
             };
-            group.run(bundle, &clock, bar)?;
-            group.close(bundle, clock.read().since(start).wall.as_secs_f64())?;
+            group.run(bundle, &clock, (bar, &mut failed))?;
+            let wall_s = clock.read().since(start).wall.as_secs_f64();
+            group.close(bundle, &failed, wall_s)?;
         }
     }
     bar.finish_and_clear();
-    Ok(bundle
-        .ended()
-        .iter()
-        .filter(|c| matches!(c.status, CellStatus::Failed { .. }))
-        .count())
+    Ok(failed.len())
 }
 
 /// The cells of one text under one protocol.
@@ -57,34 +55,35 @@ impl<'a> Group<'a> {
             .filter(move |c| c.data == data && c.protocol == protocol)
     }
 
-    fn run(&self, bundle: &mut Bundle, clock: &dyn Clock, bar: &ProgressBar) -> anyhow::Result<()> {
+    fn run(
+        &self,
+        bundle: &mut Bundle,
+        clock: &dyn Clock,
+        (bar, failed): (&ProgressBar, &mut BTreeSet<String>),
+    ) -> anyhow::Result<()> {
         let s = self.session;
         for (index, item) in s.items[self.data][self.protocol].items.iter().enumerate() {
-            let failed = |b: &Bundle, id: &str| {
-                b.ended()
-                    .iter()
-                    .any(|c| c.id == id && matches!(c.status, CellStatus::Failed { .. }))
-            };
             let left: Vec<&Cell> = self
                 .cells()
-                .filter(|c| !bundle.is_done(&c.id, index) && !failed(bundle, &c.id))
+                .filter(|c| !bundle.is_done(&c.id, index) && !failed.contains(&c.id))
                 .collect();
             bar.set_message(item.doc.clone());
             if !left.is_empty() {
-                self.item(bundle, clock, (index, item), &left)?;
+                failed.extend(self.item(bundle, clock, (index, item), &left)?);
             }
             bar.inc(1);
         }
         Ok(())
     }
 
+    /// One item through all of these cells; returns the ids of those that failed.
     fn item(
         &self,
         bundle: &mut Bundle,
         clock: &dyn Clock,
         (index, item): (usize, &Item),
         cells: &[&Cell],
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Vec<String>> {
         let s = self.session;
         let strategies: Vec<&Strategy> = cells
             .iter()
@@ -120,27 +119,30 @@ impl<'a> Group<'a> {
                 )
             }
         };
-        let mut records = Vec::new();
+        let (mut records, mut failed) = (Vec::new(), Vec::new());
         for (cell, outcome) in cells.iter().zip(outcomes) {
-            match outcome {
-                Ok(outcome) => records.push(self.record(
-                    cell,
-                    (index, item),
-                    &item.ids[first_target..],
-                    outcome,
-                )),
-                Err(e) => bundle.append_cell(&CellRecord {
-                    id: cell.id.clone(),
-                    status: CellStatus::Failed {
-                        message: format!("{}: {e}", item.doc),
-                    },
-                    n_skipped: 0,
-                    wall_s: 0.0,
-                })?,
+            let kept = outcome.map_err(|e| e.to_string()).and_then(|outcome| {
+                let targets = &item.ids[first_target..];
+                let record = self.record(cell, (index, item), targets, outcome);
+                // A number that is none would make the whole item unkeepable.
+                record.check().map(|()| record).map_err(|e| e.to_string())
+            });
+            match kept {
+                Ok(record) => records.push(record),
+                Err(e) => {
+                    let message = format!("{}: {e}", item.doc);
+                    bundle.append_cell(&CellRecord {
+                        id: cell.id.clone(),
+                        status: CellStatus::Failed { message },
+                        n_skipped: 0,
+                        wall_s: 0.0,
+                    })?;
+                    failed.push(cell.id.clone());
+                }
             }
         }
         bundle.append(&records)?;
-        Ok(())
+        Ok(failed)
     }
 
     fn record(
@@ -186,19 +188,24 @@ impl<'a> Group<'a> {
             tokens,
             memory: outcome.memory,
             latency: outcome.latency,
-            // The chunk and the threads change no number: left out, so that equal runs have equal records.
+            // The chunk and the threads change no score: left out, so that equal runs have equal records.
             effective: BTreeMap::from([("backend".to_owned(), "cpu f32".to_owned())]),
         }
     }
 
-    /// Records the end of every cell that has not failed.
-    fn close(&self, bundle: &mut Bundle, wall_s: f64) -> anyhow::Result<()> {
-        for cell in self.cells() {
-            if !bundle.ended().iter().any(|c| c.id == cell.id) {
-                let status = CellStatus::Done;
+    /// Records the end of every cell that has not failed in this run.
+    fn close(
+        &self,
+        bundle: &mut Bundle,
+        failed: &BTreeSet<String>,
+        wall_s: f64,
+    ) -> anyhow::Result<()> {
+        for cell in self.cells().filter(|c| !failed.contains(&c.id)) {
+            let is_done = |c: &CellRecord| c.id == cell.id && c.status == CellStatus::Done;
+            if !bundle.ended().iter().any(is_done) {
                 bundle.append_cell(&CellRecord {
                     id: cell.id.clone(),
-                    status,
+                    status: CellStatus::Done,
                     n_skipped: 0,
                     wall_s,
                 })?;

@@ -380,7 +380,7 @@ fn compress_once(reader: &mut Reader<'_, '_>, documents: usize) -> Protocol {
     ];
     Protocol::CompressOnce {
         context: reader.count("context", 1..=MAX_TOKENS).unwrap_or(1024),
-        score: reader.count("score", 1..=MAX_TOKENS).unwrap_or(256),
+        score: reader.count("score", 2..=MAX_TOKENS).unwrap_or(256),
         documents,
         continuation: reader
             .choice("continuation", &continuations)

@@ -41,7 +41,7 @@ pub struct Lockstep<'a> {
     pub calibration: Option<&'a Calibration>,
     /// Where backing files go.
     pub backing_dir: Option<&'a PathBuf>,
-    /// Tokens of a step. Changes no number.
+    /// Tokens of a step. Changes no score, no row and no stored row's bytes; page tables keep the room they once needed.
     pub chunk: usize,
     /// Time.
     pub clock: &'a dyn Clock,
@@ -54,7 +54,7 @@ pub struct Lockstep<'a> {
 pub struct Outcome {
     /// Scored tokens in order.
     pub tokens: Vec<TokenScore>,
-    /// The live cache: at the compression point where there is one, and at the end.
+    /// The live cache: see [`super::records::ItemRecord::memory`].
     pub memory: Vec<MemoryRecord>,
     /// Times, where asked for.
     pub latency: Option<LatencyRecord>,
@@ -166,7 +166,9 @@ impl<'a> Lockstep<'a> {
         let timed = &ids[context..][..self.latency_steps.min(ids.len() - context)];
         let latencies = self.time(&mut runners[..n], timed, prefill_ms);
         self.score(&mut reference, &mut runners, ids, context)?;
-        each(&mut runners, Runner::remember);
+        if continuation == Continuation::Strategy {
+            each(&mut runners, Runner::remember);
+        }
         let floor = runners.drain(n..).next().transpose()?;
         let nll_floor = floor.map(|f| f.tokens.iter().map(|t| t.nll).sum());
         Ok(self.collect(runners, latencies, nll_floor))

@@ -41,7 +41,8 @@ pub struct ItemRecord {
     pub delta_p_sq_sum: f64,
     /// The same quantities token by token.
     pub tokens: PerToken,
-    /// Bytes of the live cache, in order of `n_tokens`; the last entry is the end of the item.
+    /// Bytes of the live cache, in order of `n_tokens`: at the compression point where there is one, and at the end unless
+    /// the continuation is kept exact (its f32 rows are no part of the strategy). Tables show the first.
     pub memory: Vec<MemoryRecord>,
     /// Times, where the plan asks for them.
     pub latency: Option<LatencyRecord>,
@@ -87,9 +88,9 @@ pub struct LatencyRecord {
     pub step_ms: Vec<f64>,
     /// CPU time of all timed steps together, ms.
     pub cpu_ms: f64,
-    /// Wall time of the prefill of `depth` tokens, ms.
+    /// Wall time that the reference (f32 rows) took to read the same tokens, ms.
     pub prefill_ms: f64,
-    /// Wall time of the compression point, ms; 0 where there is none.
+    /// Wall time of storing the context and compressing it, ms; 0 where there is no compression point.
     pub compress_ms: f64,
 }
 
@@ -103,7 +104,7 @@ pub struct CellRecord {
     pub status: CellStatus,
     /// Items that could not be scored (a text shorter than the window, for one).
     pub n_skipped: usize,
-    /// Wall time of the cell, seconds.
+    /// Wall time, in this run, of the group of cells that ran in lock-step, seconds.
     pub wall_s: f64,
 }
 

@@ -174,8 +174,7 @@ fn latency_text(group: &Group) -> Text {
         "p95 ms",
         "CPU ms/token",
         "t/s",
-        "prefill t/s",
-        "compress ms",
+        "store + compress ms",
     ];
     let rows = group.rows.iter().flat_map(|row| {
         let latency = row.scores().map_or(&[][..], |scores| &scores.latency);
@@ -188,7 +187,6 @@ fn latency_text(group: &Group) -> Text {
                 significant(l.p95_ms, 3),
                 significant(l.cpu_ms_per_token, 3),
                 significant(l.tokens_per_s(), 4),
-                significant(l.prefill_tokens_per_s, 4),
                 significant(l.compress_ms, 3),
             ]
         })

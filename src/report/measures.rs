@@ -97,7 +97,7 @@ fn context_benefit_kept(items: &[&ItemRecord]) -> Option<Estimate> {
     Estimate::ratio(&benefit(|r| r.nll), &full)
 }
 
-/// Live bytes at the end of items.
+/// Live bytes: at the compression point where there is one, at the end of the item where there is none.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Memory {
     /// Items that carry a memory record.
@@ -131,10 +131,10 @@ impl Memory {
                 continue;
             };
             out.n_items += 1;
-            out.n_tokens += last.n_tokens;
-            out.parts = sum(&out.parts, &last.report);
-            out.f16_bytes += geometry.f16_bytes_at(last.n_tokens);
-            out.n_scalars += geometry.scalars_at(last.n_tokens);
+            out.n_tokens += first.n_tokens;
+            out.parts = sum(&out.parts, &first.report);
+            out.f16_bytes += geometry.f16_bytes_at(first.n_tokens);
+            out.n_scalars += geometry.scalars_at(first.n_tokens);
             more_tokens += last.n_tokens as f64 - first.n_tokens as f64;
             more_bytes += last.report.stored_bytes() as f64 - first.report.stored_bytes() as f64;
         }
@@ -167,7 +167,7 @@ impl Memory {
     /// Rows that can still be attended over rows seen; `None` where rows are not counted.
     pub fn kept_fraction(&self) -> Option<f64> {
         (self.parts.rows_seen > 0)
-            .then(|| self.parts.rows_live as f64 / self.parts.rows_seen as f64)
+            .then(|| (self.parts.rows_live as f64 / self.parts.rows_seen as f64).min(1.0))
     }
 
     /// Some bytes over all tokens.
@@ -219,9 +219,7 @@ pub struct Latency {
     pub p95_ms: f64,
     /// CPU time per decoded token, ms.
     pub cpu_ms_per_token: f64,
-    /// Prefill, tokens per second.
-    pub prefill_tokens_per_s: f64,
-    /// Compression point, ms per item.
+    /// Storing a context and compressing it, ms per item.
     pub compress_ms: f64,
 }
 
@@ -271,7 +269,6 @@ impl Latency {
             median_ms: quantile(&steps, 0.5)?,
             p95_ms: quantile(&steps, 0.95)?,
             cpu_ms_per_token: total(|r| r.cpu_ms) / steps.len() as f64,
-            prefill_tokens_per_s: 1000.0 * total(|r| r.depth as f64) / total(|r| r.prefill_ms),
             compress_ms: total(|r| r.compress_ms) / records.len() as f64,
         })
     }

@@ -57,6 +57,14 @@ fn non_finite_rows_are_named_and_refused() {
         "{error}"
     );
     assert!(error.to_string().contains("layer 1, KV head 0, position 7"));
+    // Layer 0 holds rows that layer 1 lacks: the sequence can only be released.
+    let again = step(&mut cache, &g, SeqId(0), &s, 0..5).expect_err("a broken sequence");
+    assert!(matches!(again, CacheError::Broken(0)), "{again}");
+    assert!(matches!(
+        cache.truncate(SeqId(0), 0),
+        Err(CacheError::Broken(0))
+    ));
+    cache.release(SeqId(0)).expect("release");
 }
 
 #[test]
