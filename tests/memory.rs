@@ -187,9 +187,19 @@ fn open(strategy: &Strategy, geometry: &Geometry) -> (Ledger, StagedCache) {
     (Ledger { before, label }, cache)
 }
 
+/// Runs alone and on one thread: working memory is told for one.
+fn alone(test: impl FnOnce() + Send) {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    pool.unwrap().install(test);
+}
+
 #[test]
 fn reported_bytes_are_the_bytes_that_live() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    alone(streams_report_what_lives);
+}
+
+fn streams_report_what_lives() {
     let geometry = smollm2();
     // Threads, their queues and whatever the libraries keep for good exist from here on.
     for strategy in strategies() {
@@ -230,7 +240,10 @@ fn reported_bytes_are_the_bytes_that_live() {
 
 #[test]
 fn a_compressed_context_reports_the_bytes_that_live() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    alone(compressed_contexts_report_what_lives);
+}
+
+fn compressed_contexts_report_what_lives() {
     let geometry = smollm2();
     for strategy in strategies() {
         let (ledger, mut cache) = open(&strategy, &geometry);

@@ -86,10 +86,11 @@ impl Appender<'_> {
         rows: (&[f32], &[f32]),
     ) -> Result<(), CacheError> {
         let first = span.positions.start;
+        self.check_finite(first, rows)?;
         let new: Vec<NewRows> = (0..self.geometry.n_kv_heads)
             .into_par_iter()
             .map(|head| self.split(head, first, rows))
-            .collect::<Result<_, _>>()?;
+            .collect();
         let phase = state.phase;
         let layer = &mut state.layers[self.layer];
         for (head, new) in layer.heads.iter_mut().zip(&new) {
@@ -130,13 +131,28 @@ impl Appender<'_> {
         Ok(())
     }
 
-    /// Picks one head's rows, refuses NaN and infinity, rotates keys that are stored rotated.
-    fn split(
-        &self,
-        head: usize,
-        first: u32,
-        rows: (&[f32], &[f32]),
-    ) -> Result<NewRows, CacheError> {
+    /// Refuses NaN and infinity, naming the first position, whatever the chunk.
+    fn check_finite(&self, first: u32, rows: (&[f32], &[f32])) -> Result<(), CacheError> {
+        let d = self.geometry.head_dim;
+        let width = self.geometry.n_kv_heads * d;
+        let tokens = rows.0.chunks_exact(width).zip(rows.1.chunks_exact(width));
+        for ((k, v), position) in tokens.zip(first..) {
+            for (side, row) in [("K", k), ("V", v)] {
+                if let Some(i) = row.iter().position(|x| !x.is_finite()) {
+                    return Err(CacheError::NonFinite {
+                        side,
+                        layer: self.layer,
+                        head: i / d,
+                        position,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Picks one head's rows, rotates keys that are stored rotated.
+    fn split(&self, head: usize, first: u32, rows: (&[f32], &[f32])) -> NewRows {
         let (d, width) = (
             self.geometry.head_dim,
             self.geometry.n_kv_heads * self.geometry.head_dim,
@@ -150,23 +166,12 @@ impl Appender<'_> {
             k: pick(rows.0),
             v: pick(rows.1),
         };
-        for (side, x) in [("K", &new.k), ("V", &new.v)] {
-            if let Some(i) = x.iter().position(|v| !v.is_finite()) {
-                let position = first + (i / d) as u32;
-                return Err(CacheError::NonFinite {
-                    side,
-                    layer: self.layer,
-                    head,
-                    position,
-                });
-            }
-        }
         if self.stages.keys == KeyForm::PostRope {
             for (row, p) in new.k.chunks_exact_mut(d).zip(first..) {
                 self.geometry.rope.rotate(p, row);
             }
         }
-        Ok(new)
+        new
     }
 
     /// Lets retention score the new rows and, while decoding, evict after each position in order.

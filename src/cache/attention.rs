@@ -6,9 +6,10 @@
 //! tile, the chunk, paging, holes or threads.
 
 use super::formats::PairFormat;
+use super::scratch::{Scratch, Space};
 use super::stage::{KeyForm, Side};
 use super::stages::Stages;
-use super::table::{ReadBuffers, Reader, RowTable};
+use super::table::{Reader, RowTable};
 use super::types::LayerGeometry;
 use super::visibility::{Class, Dying, Rules};
 use super::{CacheError, RANGE};
@@ -46,67 +47,7 @@ pub struct Tile<'a> {
     pub out: &'a mut [f32],
 }
 
-/// Decoded rows of one class in the current range.
-#[derive(Debug, Default)]
-struct Source {
-    positions: Vec<u32>,
-    /// `[channel][row]`, row stride [`RANGE`].
-    kt: Vec<f32>,
-    /// `[row][channel]`.
-    v: Vec<f32>,
-    /// `[query][row]`, row stride [`RANGE`].
-    scores: Vec<f32>,
-    /// Visible query positions of each row.
-    intervals: Vec<(u32, u32)>,
-    uniform: bool,
-}
-
-/// Accumulators of one space (coded or exact rows), `[query][dim]`.
-#[derive(Debug, Default)]
-struct Space {
-    dim: usize,
-    sum: Vec<f32>,
-    partial: Vec<f32>,
-    used: bool,
-}
-
-/// Working memory of one task.
-#[derive(Debug, Default)]
-pub struct Scratch {
-    q_exact: Vec<f32>,
-    q_coded: Vec<f32>,
-    rows: Vec<f32>,
-    sources: [Source; 3],
-    spaces: [Space; 2],
-    m: Vec<f32>,
-    l: Vec<f32>,
-    weights: Vec<f32>,
-    buffers: ReadBuffers,
-}
-
 impl Scratch {
-    /// Bytes held.
-    pub fn bytes(&self) -> u64 {
-        let f = |v: &Vec<f32>| v.capacity() * 4;
-        let mut n = f(&self.q_exact)
-            + f(&self.q_coded)
-            + f(&self.rows)
-            + f(&self.m)
-            + f(&self.l)
-            + f(&self.weights);
-        for s in &self.sources {
-            n += s.positions.capacity() * 4
-                + f(&s.kt)
-                + f(&s.v)
-                + f(&s.scores)
-                + s.intervals.capacity() * 8;
-        }
-        for s in &self.spaces {
-            n += f(&s.sum) + f(&s.partial);
-        }
-        n as u64 + self.buffers.bytes()
-    }
-
     /// Attends a tile of queries to everything that they may see.
     pub fn attend(&mut self, view: HeadView<'_>, tile: Tile<'_>) -> Result<(), CacheError> {
         let d = view.geometry.head_dim;
@@ -150,6 +91,7 @@ impl Scratch {
         let (g, stages) = (view.geometry, view.stages);
         let d = g.head_dim;
         let n = tile.q.len() / d;
+        self.make_room(view, n);
         self.q_exact.clear();
         self.q_exact.extend_from_slice(tile.q);
         for (i, q) in self.q_exact.chunks_exact_mut(d).enumerate() {
@@ -229,6 +171,7 @@ impl Scratch {
         if !in_coded_space {
             restore_keys(view, class, &source.positions, &mut self.rows, format.k.dim);
         }
+        source.make_room((dim, format.v.dim), self.m.len());
         source.kt.resize(dim * RANGE, 0.0);
         transpose(&self.rows[..n * dim], dim, &mut source.kt);
         source.v.resize(n * format.v.dim, 0.0);
@@ -409,7 +352,7 @@ impl Scratch {
 }
 
 /// Coded keys are scored in their own space: a projection that need not be undone before RoPE.
-fn absorbs(stages: &Stages) -> bool {
+pub fn absorbs(stages: &Stages) -> bool {
     !stages.project_k.is_identity() && stages.keys == KeyForm::PostRope
 }
 
@@ -418,7 +361,7 @@ fn restore_keys(
     view: HeadView<'_>,
     class: Class,
     positions: &[u32],
-    rows: &mut Vec<f32>,
+    rows: &mut [f32],
     coded_dim: usize,
 ) {
     let d = view.geometry.head_dim;
@@ -428,7 +371,7 @@ fn restore_keys(
             .chunks_exact(coded_dim)
             .flat_map(|z| stages.project_k.expand(view.layer, view.head, z, d))
             .collect();
-        *rows = expanded;
+        rows[..expanded.len()].copy_from_slice(&expanded);
     }
     if stages.keys == KeyForm::PreRope {
         for (row, &p) in rows.chunks_exact_mut(d).zip(positions) {

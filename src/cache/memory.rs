@@ -17,7 +17,7 @@ use super::table::{Page, PageBytes};
 use super::types::MemoryReport;
 use super::visibility::Class;
 
-/// Sums a cache's buffers. `scratch_bytes`: working memory held by attention.
+/// Sums a cache's buffers. `scratch_bytes`: working memory of attention.
 pub fn report(cache: &StagedCache, scratch_bytes: u64) -> MemoryReport {
     let mut sum = Sum {
         cache,

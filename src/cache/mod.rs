@@ -23,6 +23,7 @@ pub mod place;
 pub mod project;
 pub mod retain;
 pub mod rope;
+mod scratch;
 mod sequence;
 pub mod stage;
 pub mod stages;

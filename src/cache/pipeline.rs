@@ -10,8 +10,9 @@ use std::sync::Mutex;
 use rayon::prelude::*;
 
 use super::append::{Appender, check_span};
-use super::attention::{HeadView, Scratch, Tile};
+use super::attention::{HeadView, Tile};
 use super::pages::{HostStore, PageStore, Tier};
+use super::scratch::{Scratch, bytes_of_one};
 use super::sequence::{HeadState, Phase, SequenceState};
 use super::stage::{LiveRows, Moment};
 use super::stages::{Materials, Stages};
@@ -338,11 +339,7 @@ impl KvCache for StagedCache {
     }
 
     fn memory(&self) -> MemoryReport {
-        let scratch = self
-            .scratch
-            .lock()
-            .map(|s| s.iter().map(Scratch::bytes).sum())
-            .unwrap_or(0);
+        let scratch = self.scratch.lock().map_or(0, |s| bytes_of_one(&s));
         super::memory::report(self, scratch)
     }
 }

@@ -6,6 +6,7 @@
 
 use super::formats::{PairFormat, RowFormat};
 use super::pages::{PageId, PageStore, Tier};
+use super::scratch::room;
 use super::stage::{Packer, Side, Slot};
 use super::{CacheError, RANGE};
 
@@ -123,10 +124,17 @@ pub struct ReadBuffers {
 }
 
 impl ReadBuffers {
-    /// Bytes held.
-    pub fn bytes(&self) -> u64 {
-        (self.raw.capacity() + self.packed.capacity()) as u64
+    /// Bytes of each.
+    pub fn sizes(&self) -> [usize; 2] {
+        [self.raw.capacity(), self.packed.capacity()]
     }
+}
+
+/// The buffer with a length of `n`, no larger than the most ever asked for.
+fn sized(buffer: &mut Vec<u8>, n: usize) -> &mut [u8] {
+    room(buffer, n);
+    buffer.resize(n, 0);
+    buffer
 }
 
 impl<'a> Reader<'a> {
@@ -147,21 +155,19 @@ impl<'a> Reader<'a> {
                 if let Some(view) = self.store.view(id) {
                     return Ok(&view[..n]);
                 }
-                buffers.raw.resize(n, 0);
-                self.store.read(id, 0, &mut buffers.raw);
+                self.store.read(id, 0, sized(&mut buffers.raw, n));
                 return Ok(&buffers.raw);
             }
             PageBytes::Packed { id, len } => {
-                buffers.packed.resize(len as usize, 0);
-                self.store.read(id, 0, &mut buffers.packed);
+                self.store
+                    .read(id, 0, sized(&mut buffers.packed, len as usize));
                 len
             }
             PageBytes::Parked { slot, len, packed } => {
                 let tier = self
                     .tier
                     .ok_or_else(|| CacheError::Pack("a parked page without a tier".into()))?;
-                buffers.packed.resize(len as usize, 0);
-                tier.fetch(slot, &mut buffers.packed)?;
+                tier.fetch(slot, sized(&mut buffers.packed, len as usize))?;
                 if packed == Packing::Raw {
                     return Ok(&buffers.packed);
                 }
@@ -171,11 +177,10 @@ impl<'a> Reader<'a> {
         let packer = self
             .packer
             .ok_or_else(|| CacheError::Pack("a packed page without a packer".into()))?;
-        buffers.raw.resize(n, 0);
         packer.unpack(
             &buffers.packed[..packed_len as usize],
             format.row_bytes(),
-            &mut buffers.raw,
+            sized(&mut buffers.raw, n),
         )?;
         Ok(&buffers.raw)
     }

@@ -164,7 +164,8 @@ pub struct MemoryReport {
     pub exact_bytes: u64,
     /// Allocated and unused room of pages.
     pub slack_bytes: u64,
-    /// Largest working memory that attention has used.
+    /// Working memory that attention has needed, of one thread. The one number here that depends on the chunk: on how
+    /// many queries go at once.
     pub scratch_bytes: u64,
     /// Bytes parked in a backing tier (not part of [`MemoryReport::resident_bytes`]).
     pub backing_bytes: u64,

@@ -1,0 +1,131 @@
+//! Working memory of attention: one task's buffers, kept for the next task of the thread.
+//!
+//! Invariant: a buffer is as large as the largest task asked for and no larger, so that the largest of each buffer over
+//! all threads is what one thread would hold, however many there are.
+
+use super::RANGE;
+use super::attention::{HeadView, absorbs};
+use super::table::ReadBuffers;
+use super::visibility::Class;
+
+/// Decoded rows of one class in the current range.
+#[derive(Debug, Default)]
+pub struct Source {
+    /// Absolute positions, ascending.
+    pub positions: Vec<u32>,
+    /// `[channel][row]`, row stride [`RANGE`].
+    pub kt: Vec<f32>,
+    /// `[row][channel]`.
+    pub v: Vec<f32>,
+    /// `[query][row]`, row stride [`RANGE`].
+    pub scores: Vec<f32>,
+    /// Visible query positions of each row.
+    pub intervals: Vec<(u32, u32)>,
+    /// Every query of the tile sees every row.
+    pub uniform: bool,
+}
+
+/// Accumulators of one space (coded or exact rows), `[query][dim]`.
+#[derive(Debug, Default)]
+pub struct Space {
+    /// Channels.
+    pub dim: usize,
+    /// Over all ranges so far.
+    pub sum: Vec<f32>,
+    /// Of the current range.
+    pub partial: Vec<f32>,
+    /// Something was summed.
+    pub used: bool,
+}
+
+/// Working memory of one task.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// Rotated, scaled queries, `[query][head_dim]`.
+    pub q_exact: Vec<f32>,
+    /// The same in the space of coded keys.
+    pub q_coded: Vec<f32>,
+    /// Decoded keys of one class and range.
+    pub rows: Vec<f32>,
+    /// By [`Class`].
+    pub sources: [Source; 3],
+    /// Coded, exact.
+    pub spaces: [Space; 2],
+    /// Running maximum of each query.
+    pub m: Vec<f32>,
+    /// Running sum of each query.
+    pub l: Vec<f32>,
+    /// Weights of the rows that one query selects, or maxima and sums of all queries.
+    pub weights: Vec<f32>,
+    /// For pages that can't be read in place.
+    pub buffers: ReadBuffers,
+}
+
+/// What a thread holds that did all tasks of `pool`, bytes.
+pub fn bytes_of_one(pool: &[Scratch]) -> u64 {
+    let mut largest = Vec::new();
+    for scratch in pool {
+        let sizes = scratch.sizes();
+        largest.resize(sizes.len(), 0);
+        for (l, size) in largest.iter_mut().zip(sizes) {
+            *l = size.max(*l);
+        }
+    }
+    largest.iter().sum::<usize>() as u64
+}
+
+impl Scratch {
+    /// Makes room for a task of `n` queries.
+    pub fn make_room(&mut self, view: HeadView<'_>, n: usize) {
+        let d = view.geometry.head_dim;
+        let coded = view.tables[Class::Coded as usize].1;
+        let n_coded = if absorbs(view.stages) { n } else { 0 };
+        room(&mut self.q_exact, n * d);
+        room(&mut self.q_coded, n_coded * coded.k.dim);
+        room(&mut self.rows, RANGE * coded.k.dim.max(d));
+        room(&mut self.m, n);
+        room(&mut self.l, n);
+        room(&mut self.weights, (2 * n).max(3 * RANGE));
+        for (space, dim) in self.spaces.iter_mut().zip([coded.v.dim, d]) {
+            room(&mut space.sum, n * dim);
+            room(&mut space.partial, n * dim);
+        }
+    }
+
+    /// Bytes of each buffer.
+    fn sizes(&self) -> Vec<usize> {
+        fn of<T>(buffer: &Vec<T>) -> usize {
+            buffer.capacity() * size_of::<T>()
+        }
+        let queries = [&self.q_exact, &self.q_coded, &self.m, &self.l];
+        let others = [&self.rows, &self.weights];
+        let mut sizes: Vec<usize> = queries.into_iter().chain(others).map(of).collect();
+        sizes.extend(
+            self.spaces
+                .iter()
+                .flat_map(|s| [of(&s.sum), of(&s.partial)]),
+        );
+        for s in &self.sources {
+            sizes.extend([of(&s.positions), of(&s.intervals)]);
+            sizes.extend([&s.kt, &s.v, &s.scores].map(of));
+        }
+        sizes.extend(self.buffers.sizes());
+        sizes
+    }
+}
+
+impl Source {
+    /// Makes room for the rows of a whole page and `n` queries; `k_dim`, `v_dim` channels.
+    pub fn make_room(&mut self, (k_dim, v_dim): (usize, usize), n: usize) {
+        room(&mut self.positions, RANGE);
+        room(&mut self.intervals, RANGE);
+        room(&mut self.kt, RANGE * k_dim);
+        room(&mut self.v, RANGE * v_dim);
+        room(&mut self.scores, RANGE * n);
+    }
+}
+
+/// Room for `n` elements, and no more than the most ever asked for.
+pub fn room<T>(buffer: &mut Vec<T>, n: usize) {
+    buffer.reserve_exact(n.saturating_sub(buffer.len()));
+}

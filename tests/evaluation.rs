@@ -1,0 +1,269 @@
+//! The evaluator on a tiny random model: conventions by hand, protocols that read the stored cache, strategies that break.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kvlab::cache::stage::{Params, Value};
+use kvlab::cache::strategy::{StageSpec, Strategy};
+use kvlab::cache::{
+    Admission, Batch, Continuation, Geometry, KvCache, Materials, SeqId, StagedCache,
+};
+use kvlab::compute::cpu::Cpu;
+use kvlab::engine::clock::SystemClock;
+use kvlab::eval::lockstep::{Floor, Lockstep, Outcome, Outcomes};
+use kvlab::model::geometry::geometry;
+use kvlab::model::tiny::{TinyConfig, TinyModel};
+use kvlab::model::transformer::{LanguageModel, Transformer};
+use kvlab::model::{ModelError, ModelSpec, Role, WeightSource};
+
+const TEXT: &str = "Whoever counts tokens must say which ones: the first of a window has no query before it, \
+and the first of a continuation is foretold by a query that never read the cache.";
+
+/// The model's vocabulary are the 256 bytes.
+fn ids(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+struct Tiny {
+    model: Transformer<Cpu>,
+    geometry: Geometry,
+    clock: SystemClock,
+}
+
+impl Tiny {
+    fn new(weights: impl WeightSource + 'static) -> Self {
+        let model = Transformer::<Cpu>::load(Arc::new(weights)).unwrap();
+        let geometry = geometry(model.spec(), 512);
+        Self {
+            model,
+            geometry,
+            clock: SystemClock::new(),
+        }
+    }
+
+    fn random() -> Self {
+        Self::new(TinyModel::new(&TinyConfig::default()))
+    }
+
+    fn lockstep(&self) -> Lockstep<'_> {
+        Lockstep {
+            model: &self.model,
+            geometry: &self.geometry,
+            calibration: None,
+            backing_dir: None,
+            chunk: 13,
+            clock: &self.clock,
+            latency_steps: 0,
+        }
+    }
+
+    fn cache(&self, strategy: &Strategy) -> StagedCache {
+        let materials = Materials {
+            geometry: &self.geometry,
+            calibration: None,
+            backing_dir: None,
+        };
+        StagedCache::new(strategy, materials).unwrap()
+    }
+
+    /// −ln p of each token after the first, from one pass over all of them, in f64. The pass is a prefill: retention acts
+    /// when it is over.
+    fn one_pass(&self, strategy: &Strategy, ids: &[u32]) -> Vec<f64> {
+        let mut cache = self.cache(strategy);
+        let seq = SeqId(3);
+        cache.admit(seq, Admission::Context).unwrap();
+        let batch = Batch::single(seq, 0..ids.len() as u32);
+        let hidden = self.model.step(&batch, ids, &mut cache).unwrap();
+        cache.compress(seq, Continuation::Strategy).unwrap();
+        let mut logits = vec![0.0f32; self.model.spec().n_vocab];
+        (1..ids.len())
+            .map(|i| {
+                self.model.logits(&hidden, i - 1..i, &mut logits);
+                let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+                sum.ln() - f64::from(logits[ids[i] as usize])
+            })
+            .collect()
+    }
+}
+
+fn window(recent: i64, sinks: i64) -> Strategy {
+    let params = [("recent", recent), ("sinks", sinks)];
+    Strategy {
+        label: "window".into(),
+        retain: Some(StageSpec {
+            name: "window".into(),
+            params: Params(params.map(|(k, v)| (k.to_owned(), Value::Int(v))).into()),
+        }),
+        ..Strategy::bare("f32")
+    }
+}
+
+fn only(outcomes: Outcomes) -> Outcome {
+    let [outcome] = <[_; 1]>::try_from(outcomes).unwrap_or_else(|o| panic!("{} outcomes", o.len()));
+    outcome.unwrap()
+}
+
+fn sum(x: &[f64]) -> f64 {
+    x.iter().sum()
+}
+
+/// One text under each convention: which tokens are scored, perplexity per token, bits per byte.
+#[test]
+fn conventions_are_those_of_a_count_by_hand() {
+    let tiny = Tiny::random();
+    let lockstep = tiny.lockstep();
+    let exact = Strategy::bare("f32");
+    let text = ids(TEXT);
+    let close = |what: &str, outcome: &Outcome, by_hand: &[f64]| {
+        assert_eq!(outcome.tokens.len(), by_hand.len(), "{what}: tokens scored");
+        for (i, (token, nll)) in outcome.tokens.iter().zip(by_hand).enumerate() {
+            assert!(
+                (token.nll - nll).abs() < 1e-5,
+                "{what}, {i}: {token:?}, by hand {nll}"
+            );
+            assert_eq!(
+                (token.nll, token.kld, token.same_top),
+                (token.nll_reference, 0.0, true)
+            );
+        }
+        let per_token = (sum(by_hand) / by_hand.len() as f64).exp();
+        // A token is a byte here.
+        let bits_per_byte = sum(by_hand) / std::f64::consts::LN_2 / by_hand.len() as f64;
+        assert!((per_token.log2() - bits_per_byte).abs() < 1e-12);
+        per_token
+    };
+
+    // The whole text as one window, and as two whose stride is their length: each window starts without a past.
+    let whole = only(lockstep.stream(&[&exact], &text).unwrap());
+    let whole = close("one window", &whole, &tiny.one_pass(&exact, &text));
+    let half = text.len() / 2;
+    let (mut by_hand, mut scored) = (Vec::new(), 0);
+    for window in text.chunks_exact(half) {
+        let outcome = only(lockstep.stream(&[&exact], window).unwrap());
+        let nll = tiny.one_pass(&exact, window);
+        close("a window", &outcome, &nll);
+        scored += outcome.tokens.len();
+        by_hand.extend(nll);
+    }
+    assert_eq!(scored, 2 * (half - 1));
+    let two = (sum(&by_hand) / by_hand.len() as f64).exp();
+
+    // A BOS in front of it: every token of the text is a target.
+    let with_bos: Vec<u32> = std::iter::once(0).chain(text.iter().copied()).collect();
+    let outcome = only(lockstep.stream(&[&exact], &with_bos).unwrap());
+    assert_eq!(outcome.tokens.len(), TEXT.len());
+    let bos = close("BOS", &outcome, &tiny.one_pass(&exact, &with_bos));
+
+    // A continuation: its first token has no query that reads the compressed cache.
+    let context = 100;
+    let rule = (Continuation::Strategy, Floor::Leave);
+    let outcome = only(
+        lockstep
+            .compress_once(&[&exact], &text, context, rule)
+            .unwrap(),
+    );
+    let by_hand = tiny.one_pass(&exact, &text);
+    let once = close("compress-once", &outcome, &by_hand[context..]);
+    assert_eq!(outcome.tokens.len(), TEXT.len() - context - 1);
+
+    let mut all = [whole, two, bos, once];
+    all.sort_by(f64::total_cmp);
+    assert!(
+        all.windows(2).all(|w| w[1] / w[0] > 1.000_1),
+        "{all:?}: conventions differ"
+    );
+}
+
+/// A score from the pass that fills the cache says nothing about what is stored afterwards; the protocols do.
+#[test]
+fn a_one_pass_score_never_reads_what_was_evicted_and_the_protocols_do() {
+    let tiny = Tiny::random();
+    let text = ids(TEXT);
+    let evicting = window(8, 0);
+    let full = tiny.one_pass(&Strategy::bare("f32"), &text);
+    assert_eq!(tiny.one_pass(&evicting, &text), full);
+    let context = 100;
+    for rule in [Continuation::Strategy, Continuation::Exact] {
+        let run = tiny
+            .lockstep()
+            .compress_once(&[&evicting], &text, context, (rule, Floor::Run));
+        let outcome = only(run.unwrap());
+        let off = |i: usize| (outcome.tokens[i].nll - full[context + i]).abs();
+        let n_off = (0..outcome.tokens.len()).filter(|&i| off(i) > 1e-3).count();
+        assert!(
+            n_off * 10 > 9 * outcome.tokens.len(),
+            "{rule:?}: {n_off} tokens noticed"
+        );
+        assert!(outcome.tokens.iter().map(|t| t.kld).sum::<f64>() > 1e-2);
+        assert!(
+            outcome
+                .nll_floor
+                .is_some_and(|floor| (floor - sum(&full[context..])).abs() > 1e-2)
+        );
+    }
+    let streamed = only(tiny.lockstep().stream(&[&evicting], &text).unwrap());
+    // A step brings row 8 and is over before row 0 leaves: the query at 9 is the first that misses it.
+    let (early, late) = streamed.tokens.split_at(9);
+    assert!(early.iter().all(|t| t.kld == 0.0));
+    assert!(late.iter().all(|t| t.kld > 0.0));
+}
+
+/// Values of the first layer are beyond the largest f16.
+struct Loud(TinyModel);
+
+impl WeightSource for Loud {
+    fn spec(&self) -> &ModelSpec {
+        self.0.spec()
+    }
+    fn shape(&self, role: Role, layer: usize) -> Option<(usize, usize)> {
+        self.0.shape(role, layer)
+    }
+    fn rows_f32(
+        &self,
+        role: Role,
+        layer: usize,
+        first: usize,
+        out: &mut [f32],
+    ) -> Result<(), ModelError> {
+        self.0.rows_f32(role, layer, first, out)?;
+        if (role, layer) == (Role::V, 0) {
+            out.iter_mut().for_each(|x| *x *= 1e6);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_strategy_that_breaks_is_named_and_stops_alone() {
+    let tiny = Tiny::new(Loud(TinyModel::new(&TinyConfig::default())));
+    let text = ids(TEXT);
+    let strategies = ["f16", "f32", "bf16"].map(Strategy::bare);
+    let gone = PathBuf::from("no-such-folder");
+    let mut parked = Strategy::bare("f32");
+    parked.place = Some(StageSpec::plain("file"));
+    let [f16, f32, bf16] = strategies.each_ref();
+    let all = [f16, f32, bf16, &parked];
+    let lockstep = Lockstep {
+        backing_dir: Some(&gone),
+        ..tiny.lockstep()
+    };
+    let rule = (Continuation::Strategy, Floor::Leave);
+    let streamed = lockstep.stream(&all, &text).unwrap();
+    let compressed = lockstep.compress_once(&all, &text, 100, rule).unwrap();
+    for outcomes in [streamed, compressed] {
+        let [f16, f32, bf16, parked] = <[_; 4]>::try_from(outcomes).unwrap_or_else(|_| panic!());
+        let error = f16.unwrap_err().to_string();
+        assert!(
+            error.contains("non-finite K at layer 1, KV head 0, position"),
+            "{error}"
+        );
+        let error = parked.unwrap_err().to_string();
+        assert!(
+            error.contains("no-such-folder is not a directory"),
+            "{error}"
+        );
+        assert!(f32.unwrap().tokens.iter().all(|t| t.kld == 0.0));
+        let bf16 = bf16.unwrap();
+        assert!(bf16.tokens.iter().map(|t| t.kld).sum::<f64>() > 0.0);
+    }
+}
