@@ -76,14 +76,14 @@ impl Bench {
     pub fn contents(&self, results: &str, args: &[&str]) -> Contents {
         let ran = self.run(results, args);
         assert_eq!(ran.code, Some(0), "{ran:?}");
-        self.read(results)
-    }
-
-    /// Reads a finished bundle.
-    pub fn read(&self, results: &str) -> Contents {
-        let contents = Bundle::read(&self.bundle(results).expect("a bundle")).expect("it is sound");
+        let contents = self.read(results);
         assert!(contents.is_finished);
         contents
+    }
+
+    /// Reads the bundle.
+    pub fn read(&self, results: &str) -> Contents {
+        Bundle::read(&self.bundle(results).expect("a bundle")).expect("it is sound")
     }
 
     /// The one bundle under `results`, if there is any.
