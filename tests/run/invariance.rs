@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use kvlab::bundle::Contents;
+use kvlab::data::{DataRef, Lookup};
 use kvlab::eval::records::{CellStatus, ItemRecord};
+use kvlab::model::load;
 use serde_json::Value;
 
 use super::support::{Bench, ended, model_path};
@@ -97,10 +100,71 @@ sinks = 2
             .iter()
             .all(|i| i.n_scored == 139 && i.kld_sum > 0.0)
     );
+    assert_table_is_counted_by_hand(&bench.file("whole", "table.csv"), &whole);
     for chunk in ["7", "1"] {
         let cut = run(chunk, chunk);
         assert_eq!(lines(&whole.items), lines(&cut.items), "chunks of {chunk}");
     }
+}
+
+/// Perplexity per token and bits per byte of one window: its first token is no target, its bytes don't count.
+fn assert_table_is_counted_by_hand(table: &str, contents: &Contents) {
+    let text = DataRef::named("quickstart-prose").and_then(|d| d.load(&Lookup::default()));
+    let text = text.expect("a text of the program").text;
+    let tokenizer = load(model_path().expect("it was there"))
+        .expect("a sound model")
+        .tokenizer;
+    let ids = tokenizer.encode(&text).expect("tokens");
+    let n_bytes = |n_tokens: usize| {
+        let whole = |n: &usize| {
+            text.is_char_boundary(*n)
+                && tokenizer.encode(&text[..*n]).expect("tokens") == ids[..n_tokens]
+        };
+        (1..4000).find(whole).expect("tokens end somewhere")
+    };
+    let n_bytes = n_bytes(140) - n_bytes(1);
+    let rows: Vec<Vec<&str>> = table.lines().map(fields).collect();
+    let column = |name: &str| rows[0].iter().position(|c| *c == name).expect("a column");
+    assert_eq!(rows.len(), 1 + contents.items.len());
+    for (item, cell) in contents.items.iter().zip(cells_by_id(contents)) {
+        let row = rows
+            .iter()
+            .find(|r| r[column("strategy")] == cell)
+            .expect("a row");
+        let near = |name: &str, by_hand: f64| {
+            let told: f64 = row[column(name)].parse().expect("a number");
+            assert!(
+                (told / by_hand - 1.0).abs() < 1e-9,
+                "{cell}, {name}: {told}, by hand {by_hand}"
+            );
+        };
+        assert_eq!(item.bytes_text, n_bytes);
+        let nll: f64 = item.tokens.nll.iter().map(|&x| f64::from(x)).sum();
+        assert!((nll - item.nll).abs() < 1e-3);
+        near("ppl", (item.nll / 139.0).exp());
+        near(
+            "bits_per_byte",
+            item.nll / std::f64::consts::LN_2 / n_bytes as f64,
+        );
+        near("kld", item.kld_sum / 139.0);
+    }
+}
+
+/// Fields of a line of CSV; those with a comma inside stand in quotes.
+fn fields(line: &str) -> Vec<&str> {
+    let mut quoted = false;
+    line.split(|c| {
+        quoted ^= c == '"';
+        c == ',' && !quoted
+    })
+    .collect()
+}
+
+/// Labels of the cells in the order of the records.
+fn cells_by_id(contents: &Contents) -> Vec<&str> {
+    let mut cells: Vec<_> = contents.header.cells.iter().collect();
+    cells.sort_by(|a, b| a.id.cmp(&b.id));
+    cells.iter().map(|c| c.label.as_str()).collect()
 }
 
 #[test]
