@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use kvlab::cache::Geometry;
-use kvlab::cache::stage::{BuildContext, KeyForm, Kind, Params, RowCodec, Side, Stage, find};
+use kvlab::cache::stage::{
+    BuildContext, Codec, HeadContext, KeyForm, Kind, Params, RowCodec, Side, Stage, find,
+};
 use safetensors::SafeTensors;
 
 const CODECS: &[u8] = include_bytes!("golden/codecs.safetensors");
@@ -17,10 +19,11 @@ fn codec(name: &str) -> Arc<dyn RowCodec> {
         side: Side::K,
         calibration: None,
         backing_dir: None,
+        head: Some(HeadContext::any(64)),
     };
     let def = find(Kind::Encode, name).unwrap();
     match (def.build)(&Params::default(), &context).unwrap() {
-        Stage::Encode(codec) => codec,
+        Stage::Encode(Codec::Rows(codec)) => codec,
         _ => panic!("{name} is not a codec"),
     }
 }

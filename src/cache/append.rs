@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::formats::RowFormat;
+use super::formats::Format;
 use super::sequence::{HeadState, Phase, SequenceState};
 use super::stage::{KeyForm, LiveRows, Moment, NewRow, Side};
 use super::stages::Stages;
@@ -113,9 +113,9 @@ impl Appender<'_> {
             .enumerate()
             .map(|(h, (head, new))| self.encode(h, head, reader, (range.clone(), first, new)))
             .collect::<Result<_, _>>()?;
-        let format = &self.stages.formats[self.layer].coded;
-        let (kb, vb) = (format.k.row_bytes(), format.v.row_bytes());
-        for (head, coded) in layer.heads.iter_mut().zip(coded) {
+        let formats = &self.stages.formats[self.layer].coded;
+        for ((head, coded), format) in layer.heads.iter_mut().zip(coded).zip(formats) {
+            let (kb, vb) = (format.k.row_bytes(), format.v.row_bytes());
             let mut at = 0;
             for (position, n) in coded.runs {
                 let rows = (
@@ -299,7 +299,7 @@ impl Appender<'_> {
                 _ => out.runs.push((p, 1)),
             }
         }
-        let coded = &self.stages.formats[self.layer].coded;
+        let coded = &self.stages.formats[self.layer].coded[h];
         out.k = self.project_and_encode(Side::K, h, &coded.k, &k);
         out.v = self.project_and_encode(Side::V, h, &coded.v, &v);
         Ok(out)
@@ -309,7 +309,7 @@ impl Appender<'_> {
         &self,
         side: Side,
         head: usize,
-        format: &RowFormat,
+        format: &Format,
         rows: &[f32],
     ) -> Vec<u8> {
         let chain = match side {
@@ -355,7 +355,7 @@ impl Appender<'_> {
                 let bytes = reader.bytes(page, side, f, &mut buffers)?;
                 let at = out.len();
                 out.resize(at + (to + 1 - from) * d, 0.0);
-                f.codec.decode_rows(
+                f.rows().decode_rows(
                     &bytes[from * f.row_bytes()..(to + 1) * f.row_bytes()],
                     d,
                     &mut out[at..],
@@ -366,11 +366,11 @@ impl Appender<'_> {
     }
 }
 
-fn encode_rows(format: &RowFormat, rows: &[f32]) -> Vec<u8> {
+fn encode_rows(format: &Format, rows: &[f32]) -> Vec<u8> {
     let n = format.row_bytes();
     let mut out = vec![0; rows.len() / format.dim * n];
     for (row, bytes) in rows.chunks_exact(format.dim).zip(out.chunks_exact_mut(n)) {
-        format.codec.encode(row, bytes);
+        format.rows().encode(row, bytes);
     }
     out
 }

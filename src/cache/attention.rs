@@ -165,7 +165,7 @@ impl Scratch {
         let bytes = view
             .reader
             .bytes(page, Side::K, &format.k, &mut self.buffers)?;
-        format.k.codec.decode_rows(bytes, format.k.dim, coded_rows);
+        format.k.rows().decode_rows(bytes, format.k.dim, coded_rows);
         let in_coded_space = class == Class::Coded && absorbs(view.stages);
         let dim = if in_coded_space { format.k.dim } else { d };
         if !in_coded_space {
@@ -180,7 +180,7 @@ impl Scratch {
             .bytes(page, Side::V, &format.v, &mut self.buffers)?;
         format
             .v
-            .codec
+            .rows()
             .decode_rows(bytes, format.v.dim, &mut source.v);
         let q = if in_coded_space {
             &self.q_coded

@@ -57,7 +57,7 @@ impl Sum<'_> {
         {
             self.report.page_table_bytes +=
                 (layer.heads.capacity() * size_of::<HeadState>()) as u64;
-            for head in &layer.heads {
+            for (head, coded) in layer.heads.iter().zip(&formats.coded) {
                 self.report.index_bytes += (head.scores.capacity() * size_of::<f32>()) as u64;
                 // Past a sliding window no cache keeps a row: it counts neither as seen nor as evicted.
                 let most = window.unwrap_or(u32::MAX);
@@ -67,7 +67,7 @@ impl Sum<'_> {
                 for (class, format) in
                     Class::ALL
                         .into_iter()
-                        .zip([&formats.coded, &formats.exact, &formats.frozen])
+                        .zip([coded, &formats.exact, &formats.frozen])
                 {
                     let table = &head.tables[class as usize];
                     self.report.page_table_bytes += table.table_bytes();
@@ -97,7 +97,7 @@ impl Sum<'_> {
                 continue;
             }
             let scales = match page.side(side) {
-                PageBytes::Raw(_) => page.n_rows() * f.codec.scale_bytes(f.dim),
+                PageBytes::Raw(_) => page.n_rows() * f.rows().scale_bytes(f.dim),
                 _ => 0,
             };
             self.report.scale_bytes += scales as u64;

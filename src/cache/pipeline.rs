@@ -129,7 +129,7 @@ impl StagedCache {
                 let [coded, exact, frozen] = &head_state.tables;
                 let view = HeadView {
                     tables: [
-                        (coded, &formats.coded),
+                        (coded, &formats.coded[head]),
                         (exact, &formats.exact),
                         (frozen, &formats.frozen),
                     ],
@@ -363,7 +363,7 @@ fn commit_layer(
     let window_start = rules.window_start(next);
     let coded_end = state.layers[layer].coded_end;
     let mut earliest = state.earliest;
-    for head in &mut state.layers[layer].heads {
+    for (head, coded) in state.layers[layer].heads.iter_mut().zip(&formats.coded) {
         let evicted = !head.dying.is_empty();
         let dying = std::mem::take(&mut head.dying);
         let gone = |p: u32| dying.contains_key(&p) || p < window_start;
@@ -374,9 +374,7 @@ fn commit_layer(
             head.scores
                 .shrink_to(head.scores.len().next_multiple_of(RANGE));
         }
-        let mut n_gone = head
-            .table(Class::Coded)
-            .remove(places, &formats.coded, gone)?;
+        let mut n_gone = head.table(Class::Coded).remove(places, coded, gone)?;
         let aged = |p: u32| {
             gone(p) || rules.coded_from(p).is_some_and(|from| from < next) && p < coded_end
         };
@@ -389,8 +387,7 @@ fn commit_layer(
         if n_gone > 0 && (evicted || window_start > 0) {
             earliest = next;
         }
-        head.table(Class::Coded)
-            .seal(places, &formats.coded, coded_end)?;
+        head.table(Class::Coded).seal(places, coded, coded_end)?;
     }
     state.earliest = earliest;
     Ok(())
@@ -423,13 +420,13 @@ fn truncate(
         });
     }
     for (layer, formats) in state.layers.iter_mut().zip(&stages.formats) {
-        for head in &mut layer.heads {
+        for (head, coded) in layer.heads.iter_mut().zip(&formats.coded) {
             let live = head.live_positions().iter().filter(|&&p| p < len).count();
             head.scores.truncate(live);
             for (class, format) in
                 Class::ALL
                     .into_iter()
-                    .zip([&formats.coded, &formats.exact, &formats.frozen])
+                    .zip([coded, &formats.exact, &formats.frozen])
             {
                 head.table(class).remove(places, format, |p| p >= len)?;
             }

@@ -109,13 +109,26 @@ pub struct HeadCovariance {
     pub v: Vec<f64>,
 }
 
-/// Second moments (not centred) of K and V over a calibration text.
+/// One KV head's rows of a calibration text, `[token][head_dim]`.
+#[derive(Debug, Clone, Default)]
+pub struct HeadRows {
+    /// Keys before RoPE.
+    pub k: Vec<f32>,
+    /// Values.
+    pub v: Vec<f32>,
+}
+
+/// What a calibration text shows of K and V.
 #[derive(Debug, Clone)]
 pub struct Calibration {
-    /// `[layer][kv_head]`.
+    /// Second moments (not centred), `[layer][kv_head]`.
     pub heads: Vec<Vec<HeadCovariance>>,
     /// Tokens that went in.
     pub n_tokens: usize,
+    /// The rows of the first tokens themselves, `[layer][kv_head]`.
+    pub rows: Vec<Vec<HeadRows>>,
+    /// Positions of those rows.
+    pub positions: Vec<u32>,
 }
 
 /// Which of the two rows of a token.
@@ -151,6 +164,43 @@ pub struct BuildContext<'a> {
     pub calibration: Option<&'a Calibration>,
     /// Directory for backing files.
     pub backing_dir: Option<&'a PathBuf>,
+    /// The head that an `encode` stage is built for; the other kinds build once for all heads.
+    pub head: Option<HeadContext<'a>>,
+}
+
+/// The head that a codec is built for. A codec that learns nothing is built once per number of channels and shared.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadContext<'a> {
+    /// Layer index.
+    pub layer: usize,
+    /// KV head index.
+    pub kv_head: usize,
+    /// Channels of a row.
+    pub dim: usize,
+    /// Calibration rows of the layer's side as the codec will see them (rotated if keys are stored so, projected),
+    /// `[kv_head][token · dim]`; empty if the stage learns nothing or there is no calibration text.
+    pub samples: &'a [Vec<f32>],
+}
+
+impl HeadContext<'_> {
+    /// Any head of `dim` channels, for checks without a calibration text.
+    pub fn any(dim: usize) -> Self {
+        Self {
+            layer: 0,
+            kv_head: 0,
+            dim,
+            samples: &[],
+        }
+    }
+}
+
+/// A codec, row by row or page by page.
+#[derive(Clone)]
+pub enum Codec {
+    /// Each row on its own.
+    Rows(Arc<dyn RowCodec>),
+    /// Several rows together.
+    Pages(Arc<dyn PageCodec>),
 }
 
 /// A stage that was built.
@@ -161,7 +211,7 @@ pub enum Stage {
     /// A linear map.
     Project(Arc<dyn Projection>),
     /// Rows to bytes.
-    Encode(Arc<dyn RowCodec>),
+    Encode(Codec),
     /// Bytes to fewer bytes.
     Pack(Arc<dyn Packer>),
     /// Where pages live.
@@ -181,14 +231,24 @@ pub struct StageDef {
     pub paper: &'static str,
     /// Parameters.
     pub params: &'static [ParamDef],
-    /// Needs a calibration text.
-    pub calibrated: bool,
+    /// Needs a calibration text, with these parameters: [`always`], [`never`] or a rule.
+    pub calibrated: fn(&Params) -> bool,
     /// Values of the stage in a TOML, e.g. `"q4_0"` or `{ method = "window", recent = 64 }`; each is built and tested.
     pub examples: &'static [&'static str],
     /// How far it may move a row.
     pub tolerance: Tolerance,
     /// Builds it from resolved parameters.
     pub build: fn(&Params, &BuildContext<'_>) -> Result<Stage, StageError>,
+}
+
+/// A stage that learns from a calibration text, whatever its parameters.
+pub fn always(_: &Params) -> bool {
+    true
+}
+
+/// A stage that learns nothing.
+pub fn never(_: &Params) -> bool {
+    false
 }
 
 /// Every registered stage, by kind and then in order of registration.
@@ -304,6 +364,25 @@ pub trait RowCodec: Send + Sync {
         }
     }
     /// Bytes of tables shared by all rows (codebooks).
+    fn table_bytes(&self) -> u64 {
+        0
+    }
+}
+
+/// `encode`, page-wise: consecutive rows together, so that a scale can run along a channel. What is stored for a row
+/// depends on its neighbours; until its page is full the row stays exact.
+pub trait PageCodec: Send + Sync {
+    /// Rows that are encoded together; divides [`RANGE`](super::RANGE).
+    fn page_rows(&self) -> usize;
+    /// Bytes of `n_rows` rows (1 to `page_rows`) of `dim` channels.
+    fn page_bytes(&self, n_rows: usize, dim: usize) -> usize;
+    /// The part of [`PageCodec::page_bytes`] that holds scales rather than codes.
+    fn scale_bytes(&self, n_rows: usize, dim: usize) -> usize;
+    /// Encodes rows, `[n_rows][dim]`, into `out` (`page_bytes(n_rows, dim)` long).
+    fn encode(&self, rows: &[f32], dim: usize, out: &mut [u8]);
+    /// Decodes into `rows`, `[n_rows][dim]`.
+    fn decode(&self, bytes: &[u8], dim: usize, rows: &mut [f32]);
+    /// Bytes of tables shared by all pages (codebooks).
     fn table_bytes(&self) -> u64 {
         0
     }

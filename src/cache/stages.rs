@@ -2,13 +2,15 @@
 //!
 //! Invariant: everything here is immutable and shared by all sequences of a cache.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::formats::{PairFormat, RowFormat};
+use super::encode;
+use super::formats::{Format, PairFormat};
 use super::stage::{
-    BuildContext, Calibration, KeyForm, Kind, Packer, Params, Placement, Projection, Retention,
-    RowCodec, Side, Stage, StageError, find,
+    BuildContext, Calibration, Codec, HeadContext, HeadRows, KeyForm, Kind, Packer, Params,
+    Placement, Projection, Retention, Side, Stage, StageDef, StageError, find,
 };
 use super::strategy::{ExactFormat, StageSpec, Strategy};
 use super::{Geometry, Needs};
@@ -86,8 +88,8 @@ impl Chain {
 /// Formats of one layer's rows.
 #[derive(Clone)]
 pub struct LayerFormats {
-    /// Coded rows (after projection).
-    pub coded: PairFormat,
+    /// Coded rows (after projection), by KV head.
+    pub coded: Vec<PairFormat>,
     /// Sinks and tail.
     pub exact: PairFormat,
     /// Rows of an exact continuation.
@@ -136,7 +138,11 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn stage(&self, kind: Kind, spec: &StageSpec, side: Side) -> Result<Stage, StageError> {
+    fn resolved(
+        &self,
+        kind: Kind,
+        spec: &StageSpec,
+    ) -> Result<(&'static StageDef, Params), StageError> {
         let def = find(kind, &spec.name)?;
         let params =
             Params::resolve(def, &spec.params).map_err(|problems| StageError::Parameter {
@@ -148,21 +154,73 @@ impl Builder<'_> {
                     .collect::<Vec<_>>()
                     .join("; "),
             })?;
-        let context = BuildContext {
+        Ok((def, params))
+    }
+
+    fn context(&self, side: Side) -> BuildContext<'_> {
+        BuildContext {
             geometry: self.materials.geometry,
             keys: self.strategy.keys,
             side,
             calibration: self.materials.calibration,
             backing_dir: self.materials.backing_dir,
-        };
-        (def.build)(&params, &context)
+            head: None,
+        }
     }
 
-    fn codec(&self, spec: &StageSpec, side: Side) -> Result<Arc<dyn RowCodec>, StageError> {
-        match self.stage(Kind::Encode, spec, side)? {
-            Stage::Encode(codec) => Ok(codec),
-            _ => Err(wrong_kind(Kind::Encode, spec)),
+    fn stage(&self, kind: Kind, spec: &StageSpec, side: Side) -> Result<Stage, StageError> {
+        let (def, params) = self.resolved(kind, spec)?;
+        (def.build)(&params, &self.context(side))
+    }
+
+    /// One side's formats, `[layer][kv_head]`, and the bytes of their tables.
+    fn formats(
+        &self,
+        spec: &StageSpec,
+        side: Side,
+        chain: &Chain,
+    ) -> Result<(Vec<Vec<Format>>, u64), StageError> {
+        let (def, params) = self.resolved(Kind::Encode, spec)?;
+        let learns = (def.calibrated)(&params);
+        let mut shared: BTreeMap<usize, Codec> = BTreeMap::new();
+        let mut table_bytes = 0;
+        let mut all = Vec::new();
+        for (layer, geometry) in self.materials.geometry.layers.iter().enumerate() {
+            let dim = chain.output_dim(geometry.head_dim);
+            let samples = match self.materials.calibration {
+                Some(calibration) if learns => samples(calibration, self, (layer, side), chain),
+                _ => Vec::new(),
+            };
+            let mut heads = Vec::new();
+            for kv_head in 0..geometry.n_kv_heads {
+                let codec = match shared.get(&dim) {
+                    Some(codec) if !learns => codec.clone(),
+                    _ => {
+                        let context = BuildContext {
+                            head: Some(HeadContext {
+                                layer,
+                                kv_head,
+                                dim,
+                                samples: &samples,
+                            }),
+                            ..self.context(side)
+                        };
+                        let Stage::Encode(codec) = (def.build)(&params, &context)? else {
+                            return Err(wrong_kind(Kind::Encode, spec));
+                        };
+                        if let Codec::Pages(_) = codec {
+                            return Err(wrong_kind(Kind::Encode, spec));
+                        }
+                        table_bytes += codec.table_bytes();
+                        shared.insert(dim, codec.clone());
+                        codec
+                    }
+                };
+                heads.push(Format { codec, dim });
+            }
+            all.push(heads);
         }
+        Ok((all, table_bytes))
     }
 
     /// Builds maps in order; each sees the geometry and the statistics of what the earlier ones leave.
@@ -190,6 +248,36 @@ impl Builder<'_> {
         }
         Ok(chain)
     }
+}
+
+/// Calibration rows of a layer's side as its codecs see them, `[kv_head][token · dim]`.
+fn samples(
+    calibration: &Calibration,
+    builder: &Builder<'_>,
+    (layer, side): (usize, Side),
+    chain: &Chain,
+) -> Vec<Vec<f32>> {
+    let geometry = &builder.materials.geometry.layers[layer];
+    let heads = calibration.rows.get(layer).map_or(&[][..], |h| h);
+    let head = |(head, rows): (usize, &HeadRows)| {
+        let rows = match side {
+            Side::K => &rows.k,
+            Side::V => &rows.v,
+        };
+        let mut out = Vec::with_capacity(rows.len());
+        for (row, &position) in rows
+            .chunks_exact(geometry.head_dim)
+            .zip(&calibration.positions)
+        {
+            let mut row = row.to_vec();
+            if side == Side::K && builder.strategy.keys == KeyForm::PostRope {
+                geometry.rope.rotate(position, &mut row);
+            }
+            out.extend(chain.forward(layer, head, &row));
+        }
+        out
+    };
+    heads.iter().enumerate().map(head).collect()
 }
 
 /// Second moments after a map: P·C·Pᵀ. Rotation by position comes before every map of post-RoPE keys and after every map
@@ -249,6 +337,20 @@ fn wrong_kind(kind: Kind, spec: &StageSpec) -> StageError {
     }
 }
 
+/// The same codec for both sides.
+fn plain(codec: Codec) -> impl Fn(usize) -> PairFormat {
+    move |dim| {
+        let format = Format {
+            codec: codec.clone(),
+            dim,
+        };
+        PairFormat {
+            k: format.clone(),
+            v: format,
+        }
+    }
+}
+
 impl Stages {
     /// Builds every stage of a strategy.
     pub fn build(strategy: &Strategy, materials: Materials<'_>) -> Result<Self, StageError> {
@@ -256,44 +358,28 @@ impl Stages {
             strategy,
             materials,
         };
-        let (k, v) = (
-            b.codec(&strategy.encode_k, Side::K)?,
-            b.codec(&strategy.encode_v, Side::V)?,
-        );
-        let exact = b.codec(
-            &StageSpec::plain(match strategy.exact {
-                ExactFormat::F16 => "f16",
-                ExactFormat::F32 => "f32",
-            }),
-            Side::K,
-        )?;
-        let f32_codec = b.codec(&StageSpec::plain("f32"), Side::K)?;
         let project_k = b.chain(&strategy.project_k, Side::K)?;
         let project_v = b.chain(&strategy.project_v, Side::V)?;
-        let format = |codec: &Arc<dyn RowCodec>, dim| RowFormat {
-            codec: Arc::clone(codec),
-            dim,
-        };
+        let (k, k_table_bytes) = b.formats(&strategy.encode_k, Side::K, &project_k)?;
+        let (v, v_table_bytes) = b.formats(&strategy.encode_v, Side::V, &project_v)?;
+        let exact = plain(match strategy.exact {
+            ExactFormat::F16 => Codec::Rows(Arc::new(encode::f16::F16)),
+            ExactFormat::F32 => Codec::Rows(Arc::new(encode::f32::F32)),
+        });
+        let frozen = plain(Codec::Rows(Arc::new(encode::f32::F32)));
         let formats = materials
             .geometry
             .layers
             .iter()
-            .map(|layer| {
-                let d = layer.head_dim;
-                LayerFormats {
-                    coded: PairFormat {
-                        k: format(&k, project_k.output_dim(d)),
-                        v: format(&v, project_v.output_dim(d)),
-                    },
-                    exact: PairFormat {
-                        k: format(&exact, d),
-                        v: format(&exact, d),
-                    },
-                    frozen: PairFormat {
-                        k: format(&f32_codec, d),
-                        v: format(&f32_codec, d),
-                    },
-                }
+            .zip(k.into_iter().zip(v))
+            .map(|(layer, (k, v))| LayerFormats {
+                coded: k
+                    .into_iter()
+                    .zip(v)
+                    .map(|(k, v)| PairFormat { k, v })
+                    .collect(),
+                exact: exact(layer.head_dim),
+                frozen: frozen(layer.head_dim),
             })
             .collect();
         let retain = match &strategy.retain {
@@ -317,7 +403,6 @@ impl Stages {
             },
             None => None,
         };
-        let table_bytes = k.table_bytes() + v.table_bytes();
         Ok(Self {
             retain,
             project_k,
@@ -328,7 +413,7 @@ impl Stages {
             tail: u32::try_from(strategy.tail).unwrap_or(u32::MAX),
             sinks: u32::try_from(strategy.sinks).unwrap_or(u32::MAX),
             formats,
-            table_bytes,
+            table_bytes: k_table_bytes + v_table_bytes,
         })
     }
 

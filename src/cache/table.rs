@@ -4,7 +4,7 @@
 //! of which ones they are (one bit per position); an open page grows and shrinks by granules of 16 rows; K and V of a
 //! page hold the same positions.
 
-use super::formats::{PairFormat, RowFormat};
+use super::formats::{Format, PairFormat};
 use super::pages::{PageId, PageStore, Tier};
 use super::scratch::room;
 use super::stage::{Packer, Side, Slot};
@@ -143,7 +143,7 @@ impl<'a> Reader<'a> {
         &self,
         page: &Page,
         side: Side,
-        format: &RowFormat,
+        format: &Format,
         buffers: &'b mut ReadBuffers,
     ) -> Result<&'b [u8], CacheError>
     where
@@ -441,7 +441,7 @@ fn seal_side(
     page: Page,
     side: Side,
     places: &mut Places<'_>,
-    format: &RowFormat,
+    format: &Format,
 ) -> Result<PageBytes, CacheError> {
     let PageBytes::Raw(id) = page.side(side) else {
         return Ok(page.side(side));

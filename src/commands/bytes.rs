@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::cache::pipeline::StagedCache;
-use crate::cache::stage::{Calibration, HeadCovariance};
+use crate::cache::stage::{Calibration, HeadCovariance, HeadRows};
 use crate::cache::stages::Materials;
 use crate::cache::strategy::Strategy;
 use crate::cache::{
@@ -121,6 +121,9 @@ fn normal(rng: &mut ChaCha8Rng, n: usize) -> Vec<f32> {
         .collect()
 }
 
+/// Rows of noise that a codebook is learned from.
+const WHITE_ROWS: usize = 256;
+
 /// The statistics of white noise: a stage that learns gets a basis of the right size from it.
 fn white(layer: &LayerGeometry) -> Calibration {
     let n = layer.head_dim;
@@ -132,9 +135,18 @@ fn white(layer: &LayerGeometry) -> Calibration {
         k_post: identity.clone(),
         v: identity,
     };
+    let mut rng = ChaCha8Rng::seed_from_u64(0);
+    let rows = (0..layer.n_kv_heads)
+        .map(|_| HeadRows {
+            k: normal(&mut rng, WHITE_ROWS * n),
+            v: normal(&mut rng, WHITE_ROWS * n),
+        })
+        .collect();
     Calibration {
         heads: vec![vec![head; layer.n_kv_heads]],
         n_tokens: n,
+        rows: vec![rows],
+        positions: (0..WHITE_ROWS as u32).collect(),
     }
 }
 

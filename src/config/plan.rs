@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::problems::{Location, Problem, Problems};
-use crate::cache::stage::{BuildContext, Kind, Side, find};
+use crate::cache::stage::{BuildContext, HeadContext, Kind, Side, find};
 use crate::cache::strategy::{StageSpec, Strategy};
 use crate::cache::{Continuation, Geometry};
 use crate::data::{DataRef, sha256_hex};
@@ -265,7 +265,7 @@ impl Plan {
                 continue;
             }
             // A stage that learns is built after calibration; its own checks come then.
-            if def.calibrated {
+            if (def.calibrated)(&spec.params) {
                 continue;
             }
             let context = BuildContext {
@@ -274,6 +274,7 @@ impl Plan {
                 side,
                 calibration: None,
                 backing_dir: None,
+                head: head_dim.map(HeadContext::any),
             };
             if let Err(e) = (def.build)(&spec.params, &context) {
                 let what = format!("{}: {e}", strategy.label);
@@ -318,9 +319,9 @@ pub fn stages_of(strategy: &Strategy) -> Vec<(Kind, Side, &StageSpec)> {
 
 /// Whether a stage of the strategy learns from the calibration text.
 pub fn is_calibrated(strategy: &Strategy) -> bool {
-    stages_of(strategy)
-        .iter()
-        .any(|(kind, _, spec)| find(*kind, &spec.name).is_ok_and(|def| def.calibrated))
+    stages_of(strategy).iter().any(|(kind, _, spec)| {
+        find(*kind, &spec.name).is_ok_and(|def| (def.calibrated)(&spec.params))
+    })
 }
 
 /// JSON with the keys of every object in order of their bytes, so that equal values have equal text.

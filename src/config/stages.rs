@@ -4,7 +4,8 @@ use super::problems::{Diagnostics, did_you_mean};
 use super::raw::{Entry, Node, Raw, Table};
 use super::read::foreign_word;
 use crate::cache::stage::{
-    BuildContext, KeyForm, Kind, Params, Side, StageDef, StageError, Value, find, registry,
+    BuildContext, HeadContext, KeyForm, Kind, Params, Side, StageDef, StageError, Value, find,
+    registry,
 };
 use crate::cache::strategy::StageSpec;
 
@@ -156,6 +157,7 @@ fn try_build(
         side: Side::K,
         calibration: None,
         backing_dir: None,
+        head: Some(HeadContext::any(64)),
     };
     match (def.build)(&spec.params, &context) {
         Err(StageError::Parameter { problem, .. }) => {

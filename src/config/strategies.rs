@@ -323,7 +323,7 @@ pub fn require_calibration(resolved: &[Resolved], diagnostics: &mut Diagnostics)
     for r in resolved {
         let learners: Vec<&str> = plan::stages_of(&r.strategy)
             .into_iter()
-            .filter(|(kind, _, s)| find(*kind, &s.name).is_ok_and(|d| d.calibrated))
+            .filter(|(kind, _, s)| find(*kind, &s.name).is_ok_and(|d| (d.calibrated)(&s.params)))
             .map(|(_, _, s)| s.name.as_str())
             .collect();
         if let Some(name) = learners.first() {

@@ -5,9 +5,12 @@
 use rayon::prelude::*;
 
 use crate::cache::Geometry;
-use crate::cache::stage::{Calibration, HeadCovariance};
+use crate::cache::stage::{Calibration, HeadCovariance, HeadRows};
 
 use super::ContextTape;
+
+/// Tokens whose rows are kept.
+const MAX_ROWS: usize = 4096;
 
 /// Adds up x·xᵀ of every KV head's rows.
 #[derive(Debug, Clone)]
@@ -16,6 +19,9 @@ pub struct Calibrator {
     /// Sums, `[layer][kv_head]`.
     heads: Vec<Vec<HeadCovariance>>,
     n_tokens: usize,
+    /// The first rows, `[layer][kv_head]`.
+    rows: Vec<Vec<HeadRows>>,
+    positions: Vec<u32>,
 }
 
 impl Calibrator {
@@ -26,15 +32,20 @@ impl Calibrator {
             k_post: vec![0.0; d * d],
             v: vec![0.0; d * d],
         };
-        let heads = geometry
+        let heads: Vec<Vec<HeadCovariance>> = geometry
             .layers
             .iter()
             .map(|l| vec![zeros(l.head_dim); l.n_kv_heads])
             .collect();
         Self {
             geometry: geometry.clone(),
+            rows: heads
+                .iter()
+                .map(|h| vec![HeadRows::default(); h.len()])
+                .collect(),
             heads,
             n_tokens: 0,
+            positions: Vec::new(),
         }
     }
 
@@ -56,7 +67,24 @@ impl Calibrator {
                 }
             });
         });
+        self.keep(tape);
         self.n_tokens += tape.n_tokens;
+    }
+
+    /// Keeps rows while there are few: codebooks and predictors learn from the rows themselves.
+    fn keep(&mut self, tape: &ContextTape) {
+        let n = tape.n_tokens.min(MAX_ROWS - self.positions.len());
+        self.positions.extend(0..n as u32);
+        let layers = self.geometry.layers.iter().zip(&tape.layers);
+        for ((g, rows), heads) in layers.zip(&mut self.rows) {
+            let (d, stride) = (g.head_dim, g.n_kv_heads * g.head_dim);
+            for (head, kept) in heads.iter_mut().enumerate() {
+                for (from, to) in [(&rows.k, &mut kept.k), (&rows.v, &mut kept.v)] {
+                    let rows = from.chunks_exact(stride).take(n);
+                    to.extend(rows.flat_map(|row| &row[head * d..][..d]));
+                }
+            }
+        }
     }
 
     /// The mean of x·xᵀ over all tokens taken in.
@@ -70,6 +98,8 @@ impl Calibrator {
         Calibration {
             heads: self.heads,
             n_tokens: self.n_tokens,
+            rows: self.rows,
+            positions: self.positions,
         }
     }
 }

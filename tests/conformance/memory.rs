@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use kvlab::cache::stage::{Kind, RowCodec, Stage, Tolerance, registry};
+use kvlab::cache::stage::{Codec, HeadContext, Kind, RowCodec, Stage, Tolerance, registry};
 use kvlab::cache::strategy::Strategy;
 use kvlab::cache::{KvCache, SeqId};
 use rand::{Rng, SeedableRng};
@@ -68,19 +68,22 @@ fn every_strategy_reports_bytes_and_a_constant_slope() {
 }
 
 /// What a codec must hold: its bytes alone carry the row, a lossy one errs, within its stated bound.
-fn check_codec(fresh: &dyn Fn() -> Arc<dyn RowCodec>, tolerance: Tolerance) -> Result<(), String> {
+fn check_codec(
+    fresh: &dyn Fn(usize) -> Arc<dyn RowCodec>,
+    tolerance: Tolerance,
+) -> Result<(), String> {
     let mut rng = ChaCha8Rng::seed_from_u64(83);
     for dim in [20, 32, 33, 64, 80, 128, 256] {
         for _ in 0..16 {
             let row: Vec<f32> = (0..dim)
                 .map(|_| (0..4).map(|_| rng.random_range(-1.0f32..1.0)).sum())
                 .collect();
-            let writer = fresh();
+            let writer = fresh(dim);
             let mut bytes = vec![0; writer.row_bytes(dim)];
             writer.encode(&row, &mut bytes);
             drop(writer);
             let mut back = vec![f32::NAN; dim];
-            fresh().decode(&bytes, &mut back);
+            fresh(dim).decode(&bytes, &mut back);
             let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|v| v * v).sum::<f32>().sqrt();
             let error = norm(&mut row.iter().zip(&back).map(|(a, b)| a - b))
                 / norm(&mut row.iter().copied());
@@ -104,19 +107,27 @@ fn check_codec(fresh: &dyn Fn() -> Arc<dyn RowCodec>, tolerance: Tolerance) -> R
 #[test]
 fn every_codec_holds_its_bound_on_every_head_dim() {
     let g = tiny();
-    let calibration = calibration(&g);
+    let statistics = calibration(&g);
     for def in registry().filter(|d| d.kind == Kind::Encode) {
         for spec in examples(def) {
-            let fresh = || -> Arc<dyn RowCodec> {
+            let fresh = |dim: usize| -> Arc<dyn RowCodec> {
+                let samples: Vec<Vec<f32>> = calibration(&geometry(4, 2, dim)).rows[0]
+                    .iter()
+                    .map(|h| h.k.clone())
+                    .collect();
                 let context = kvlab::cache::stage::BuildContext {
                     geometry: &g,
                     keys: Default::default(),
                     side: kvlab::cache::stage::Side::K,
-                    calibration: Some(&calibration),
+                    calibration: Some(&statistics),
                     backing_dir: None,
+                    head: Some(HeadContext {
+                        samples: &samples,
+                        ..HeadContext::any(dim)
+                    }),
                 };
                 match (def.build)(&spec.params, &context) {
-                    Ok(Stage::Encode(codec)) => codec,
+                    Ok(Stage::Encode(Codec::Rows(codec))) => codec,
                     _ => panic!("{} does not build a codec", def.name),
                 }
             };
@@ -149,7 +160,7 @@ impl RowCodec for Cheat {
 
 #[test]
 fn simulated_storage_fails_conformance() {
-    let error = check_codec(&|| Arc::new(Cheat::default()), Tolerance::RelativeL2(0.1));
+    let error = check_codec(&|_| Arc::new(Cheat::default()), Tolerance::RelativeL2(0.1));
     assert!(
         error.is_err(),
         "rows kept beside the stored bytes must be found out"

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvlab::cache::rope::{PairLayout, Rope};
-use kvlab::cache::stage::{Calibration, HeadCovariance, Kind, Params, StageDef, Value, registry};
+use kvlab::cache::stage::{
+    Calibration, HeadCovariance, HeadRows, Kind, Params, StageDef, Value, registry,
+};
 use kvlab::cache::strategy::{StageSpec, Strategy};
 use kvlab::cache::{
     Admission, Batch, CacheError, Geometry, KvCache, LayerGeometry, Materials, Rows, SeqId,
@@ -106,9 +108,25 @@ pub fn calibration(geometry: &Geometry) -> Calibration {
                 .collect()
         })
         .collect();
+    let mut rng = ChaCha8Rng::seed_from_u64(99);
+    let mut rows = |n: usize| (0..n).map(|_| rng.random_range(-2.0f32..2.0)).collect();
+    let rows = geometry
+        .layers
+        .iter()
+        .map(|g| {
+            (0..g.n_kv_heads)
+                .map(|_| HeadRows {
+                    k: rows(128 * g.head_dim),
+                    v: rows(128 * g.head_dim),
+                })
+                .collect()
+        })
+        .collect();
     Calibration {
         heads,
         n_tokens: 128,
+        rows,
+        positions: (0..128).collect(),
     }
 }
 

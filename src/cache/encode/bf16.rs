@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::super::stage::{Kind, RowCodec, Stage, StageDef, Tolerance};
+use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
 use crate::compute::cpu::vector::multiversion;
 
 /// The registry entry.
@@ -14,11 +14,11 @@ pub const DEF: StageDef = StageDef {
     doc: "bfloat16, 2 bytes per channel: f32's range with 8 bits of precision",
     paper: "bfloat16: the leading 16 bits of IEEE binary32",
     params: &[],
-    calibrated: false,
+    calibrated: never,
     examples: &["\"bf16\""],
     // No channel is off by more than 2^-8.
     tolerance: Tolerance::RelativeL2(3.6e-3),
-    build: |_, _| Ok(Stage::Encode(Arc::new(Bf16))),
+    build: |_, _| Ok(Stage::Encode(Codec::Rows(Arc::new(Bf16)))),
 };
 
 /// The codec.

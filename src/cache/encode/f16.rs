@@ -7,7 +7,7 @@ use std::sync::Arc;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use super::super::stage::{Kind, RowCodec, Stage, StageDef, Tolerance};
+use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -16,11 +16,11 @@ pub const DEF: StageDef = StageDef {
     doc: "IEEE half, 2 bytes per channel: the base of every ratio in a report",
     paper: "IEEE 754-2019, binary16",
     params: &[],
-    calibrated: false,
+    calibrated: never,
     examples: &["\"f16\""],
     // No channel is off by more than 2^-11.
     tolerance: Tolerance::RelativeL2(4.5e-4),
-    build: |_, _| Ok(Stage::Encode(Arc::new(F16))),
+    build: |_, _| Ok(Stage::Encode(Codec::Rows(Arc::new(F16)))),
 };
 
 /// Channels converted at a time, through a buffer that is aligned whatever the row's address is.

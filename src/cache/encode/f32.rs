@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::stage::{Kind, RowCodec, Stage, StageDef, Tolerance};
+use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -11,10 +11,10 @@ pub const DEF: StageDef = StageDef {
     doc: "IEEE single, 4 bytes per channel, exact: the reference",
     paper: "IEEE 754-2019, binary32",
     params: &[],
-    calibrated: false,
+    calibrated: never,
     examples: &["\"f32\""],
     tolerance: Tolerance::Exact,
-    build: |_, _| Ok(Stage::Encode(Arc::new(F32))),
+    build: |_, _| Ok(Stage::Encode(Codec::Rows(Arc::new(F32)))),
 };
 
 /// The codec.

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::super::stage::{Kind, RowCodec, Stage, StageDef, Tolerance};
+use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
 use crate::compute::cpu::vector::multiversion;
 
 /// The registry entry.
@@ -15,11 +15,11 @@ pub const DEF: StageDef = StageDef {
     doc: "FP8 E4M3 by plain cast, 1 byte per channel, saturating at 448",
     paper: "FP8 Formats for Deep Learning, arXiv 2209.05433",
     params: &[],
-    calibrated: false,
+    calibrated: never,
     examples: &["\"fp8_e4m3\""],
     // No normal number is off by more than 2^-4.
     tolerance: Tolerance::RelativeL2(0.055),
-    build: |_, _| Ok(Stage::Encode(Arc::new(Fp8E4m3))),
+    build: |_, _| Ok(Stage::Encode(Codec::Rows(Arc::new(Fp8E4m3)))),
 };
 
 /// The largest finite magnitude.

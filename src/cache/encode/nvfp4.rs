@@ -18,7 +18,7 @@
 
 use std::sync::Arc;
 
-use super::super::stage::{Kind, RowCodec, Stage, StageDef, Tolerance};
+use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
 use super::{blocks, fp8_e4m3};
 use crate::compute::cpu::vector::multiversion;
 
@@ -29,10 +29,10 @@ pub const DEF: StageDef = StageDef {
     doc: "NVFP4: E2M1 blocks of 16 with an E4M3 scale, 4.5 bits per channel",
     paper: "NVIDIA/Model-Optimizer, nvfp4_tensor.py; recipe nvfp4_cast (constant amax)",
     params: &[],
-    calibrated: false,
+    calibrated: never,
     examples: &["\"nvfp4\""],
     tolerance: Tolerance::RelativeL2(0.18),
-    build: |_, _| Ok(Stage::Encode(Arc::new(Nvfp4))),
+    build: |_, _| Ok(Stage::Encode(Codec::Rows(Arc::new(Nvfp4)))),
 };
 
 const BLOCK: usize = 16;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::super::stage::{Kind, RowCodec, Stage, StageDef, Tolerance};
+use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
 use super::blocks::{self, Block};
 use crate::compute::cpu::vector::multiversion;
 
@@ -22,10 +22,10 @@ pub const DEF: StageDef = StageDef {
     doc: "ggml's 4-bit blocks of 32 with a signed f16 scale, 4.5 bits per channel",
     paper: "ggml-org/llama.cpp, ggml/src/ggml-quants.c: quantize_row_q4_0_ref",
     params: &[],
-    calibrated: false,
+    calibrated: never,
     examples: &["\"q4_0\""],
     tolerance: Tolerance::RelativeL2(0.18),
-    build: |_, _| Ok(Stage::Encode(Arc::new(Q4_0))),
+    build: |_, _| Ok(Stage::Encode(Codec::Rows(Arc::new(Q4_0)))),
 };
 
 const BLOCK: usize = 32;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::super::stage::{Kind, RowCodec, Stage, StageDef, Tolerance};
+use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
 use super::blocks::{self, Block};
 use crate::compute::cpu::vector::multiversion;
 
@@ -20,10 +20,10 @@ pub const DEF: StageDef = StageDef {
     doc: "ggml's 8-bit blocks of 32 with an f16 scale, 8.5 bits per channel",
     paper: "ggml-org/llama.cpp, ggml/src/ggml-quants.c: quantize_row_q8_0_ref",
     params: &[],
-    calibrated: false,
+    calibrated: never,
     examples: &["\"q8_0\""],
     tolerance: Tolerance::RelativeL2(0.013),
-    build: |_, _| Ok(Stage::Encode(Arc::new(Q8_0))),
+    build: |_, _| Ok(Stage::Encode(Codec::Rows(Arc::new(Q8_0)))),
 };
 
 const BLOCK: usize = 32;

@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::cache::Geometry;
 use crate::cache::encode::{STAGES, blocks};
 use crate::cache::stage::{
-    BuildContext, KeyForm, Params, RowCodec, Side, Stage, StageDef, Tolerance,
+    BuildContext, Codec, HeadContext, KeyForm, Params, RowCodec, Side, Stage, StageDef, Tolerance,
 };
 use std::sync::Arc;
 
@@ -18,9 +18,10 @@ fn built(def: &StageDef) -> Arc<dyn RowCodec> {
         side: Side::K,
         calibration: None,
         backing_dir: None,
+        head: Some(HeadContext::any(64)),
     };
     match (def.build)(&Params::default(), &context) {
-        Ok(Stage::Encode(codec)) => codec,
+        Ok(Stage::Encode(Codec::Rows(codec))) => codec,
         Ok(_) => panic!("{} is not a codec", def.name),
         Err(e) => panic!("{}: {e}", def.name),
     }

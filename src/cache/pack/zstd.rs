@@ -24,7 +24,7 @@ use zstd::bulk::{Compressor, decompress_to_buffer};
 use zstd::zstd_safe::find_frame_compressed_size;
 
 use super::super::CacheError;
-use super::super::stage::{Domain, Kind, Packer, ParamDef, Stage, StageDef, Tolerance};
+use super::super::stage::{Domain, Kind, Packer, ParamDef, Stage, StageDef, Tolerance, never};
 
 const DEFAULT_LEVEL: i64 = 3;
 
@@ -40,7 +40,7 @@ pub const DEF: StageDef = StageDef {
         default: Some("3"),
         doc: "zstd's compression level",
     }],
-    calibrated: false,
+    calibrated: never,
     examples: &["\"zstd\"", "{ method = \"zstd\", level = 19 }"],
     tolerance: Tolerance::Exact,
     build: |params, _| {

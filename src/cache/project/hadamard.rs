@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use super::super::stage::{
     BuildContext, Domain, Kind, ParamDef, Params, Projection, Stage, StageDef, StageError,
-    Tolerance,
+    Tolerance, never,
 };
 use crate::compute::cpu::vector::multiversion;
 
@@ -39,7 +39,7 @@ pub const DEF: StageDef = StageDef {
         default: Some("64"),
         doc: "largest block of channels, a power of two",
     }],
-    calibrated: false,
+    calibrated: never,
     examples: &["\"hadamard\"", "{ method = \"hadamard\", block = 16 }"],
     tolerance: Tolerance::RelativeL2(1e-6),
     build,

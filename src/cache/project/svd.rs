@@ -26,7 +26,7 @@ use nalgebra::{DMatrix, SymmetricEigen};
 
 use super::super::stage::{
     BuildContext, Domain, HeadCovariance, KeyForm, Kind, ParamDef, Params, Projection, Side, Stage,
-    StageDef, StageError, Tolerance,
+    StageDef, StageError, Tolerance, always,
 };
 use crate::compute::cpu::vector::{LANES, axpy_rows, multiversion, sum_lanes};
 
@@ -45,7 +45,7 @@ pub const DEF: StageDef = StageDef {
         default: None,
         doc: "channels that are stored per row, at most head_dim",
     }],
-    calibrated: true,
+    calibrated: always,
     examples: &["{ method = \"svd\", rank = 16 }"],
     // A rank below head_dim may lose all of a random row, but never more.
     tolerance: Tolerance::RelativeL2(1.000_001),

@@ -75,6 +75,8 @@ fn calibration(dim: usize) -> Calibration {
             })
             .collect(),
         n_tokens: 4 * dim,
+        rows: Vec::new(),
+        positions: Vec::new(),
     }
 }
 
@@ -104,6 +106,7 @@ fn context<'a>(geometry: &'a Geometry, calibration: Option<&'a Calibration>) -> 
         side: Side::K,
         calibration,
         backing_dir: None,
+        head: None,
     }
 }
 

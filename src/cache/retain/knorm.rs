@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use super::super::stage::{
     BuildContext, Domain, Kind, LiveRows, NewRow, ParamDef, Params, Retention, Stage, StageDef,
-    StageError, Tolerance,
+    StageError, Tolerance, never,
 };
 use super::{positions, unprotected};
 
@@ -67,7 +67,7 @@ pub const DEF: StageDef = StageDef {
             doc: "newest positions, which always live",
         },
     ],
-    calibrated: false,
+    calibrated: never,
     examples: &[
         "{ method = \"knorm\", kept_fraction = 0.5 }",
         "{ method = \"knorm\", tokens = 64, recent = 32 }",

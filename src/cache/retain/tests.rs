@@ -92,6 +92,7 @@ fn build(name: &str, given: &[(&str, Value)]) -> Result<Arc<dyn Retention>, Stag
         side: Side::K,
         calibration: None,
         backing_dir: None,
+        head: None,
     };
     match (def.build)(&params, &context)? {
         Stage::Retain(stage) => Ok(stage),

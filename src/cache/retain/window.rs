@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use super::super::stage::{
     Domain, Kind, LiveRows, NewRow, ParamDef, Retention, Stage, StageDef, StageError, Tolerance,
+    never,
 };
 use super::{positions, unprotected};
 
@@ -46,7 +47,7 @@ pub const DEF: StageDef = StageDef {
             doc: "first positions whose rows live",
         },
     ],
-    calibrated: false,
+    calibrated: never,
     examples: &[
         "{ method = \"window\", recent = 64 }",
         "{ method = \"window\", recent = 12, sinks = 0 }",

@@ -19,6 +19,7 @@ use super::super::CacheError;
 use super::super::pages::tree_bytes;
 use super::super::stage::{
     Backing, BuildContext, Kind, Params, Placement, Slot, Stage, StageDef, StageError, Tolerance,
+    never,
 };
 use extents::{Extent, Extents};
 use page_file::PageFile;
@@ -30,7 +31,7 @@ pub const DEF: StageDef = StageDef {
     doc: "sealed pages in a temporary file, read when attended",
     paper: "FlexGen, arXiv 2303.06865 (disk as the third tier)",
     params: &[],
-    calibrated: false,
+    calibrated: never,
     examples: &["\"file\""],
     tolerance: Tolerance::Exact,
     build,

@@ -25,6 +25,7 @@ fn build_in(dir: PathBuf) -> Result<Arc<dyn Placement>, StageError> {
         side: Side::K,
         calibration: None,
         backing_dir: Some(&dir),
+        head: None,
     };
     match (DEF.build)(&Params::default(), &context)? {
         Stage::Place(placement) => Ok(placement),
