@@ -48,8 +48,32 @@ pub enum Domain {
         /// Inclusive upper end.
         max: f64,
     },
+    /// A real number from 0 to `max`, both allowed.
+    Share {
+        /// Largest value.
+        max: f64,
+    },
+    /// One of several words; a number is compared as it is printed, so `2.5` may be one of them.
+    Choice {
+        /// What is allowed.
+        of: &'static [&'static str],
+    },
     /// Any text (a path, a data set's name).
     Text,
+}
+
+impl fmt::Display for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Domain::Int { min, max } => write!(f, "an integer from {min} to {max}"),
+            Domain::Fraction { min, max } => {
+                write!(f, "a number greater than {min} and at most {max}")
+            }
+            Domain::Share { max } => write!(f, "a number from 0 to {max}"),
+            Domain::Choice { of } => write!(f, "one of: {}", of.join(", ")),
+            Domain::Text => f.write_str("a text in quotes"),
+        }
+    }
 }
 
 /// One parameter of a stage.
@@ -136,48 +160,107 @@ impl Params {
 }
 
 fn parse_default(p: &ParamDef, text: &str) -> Value {
+    let as_text = Value::Text(text.to_owned());
     match p.domain {
-        Domain::Int { .. } => text
-            .parse()
-            .map(Value::Int)
-            .unwrap_or(Value::Text(text.to_owned())),
-        Domain::Fraction { .. } => text
-            .parse()
-            .map(Value::Float)
-            .unwrap_or(Value::Text(text.to_owned())),
-        Domain::Text => Value::Text(text.to_owned()),
+        Domain::Int { .. } => text.parse().map_or(as_text, Value::Int),
+        Domain::Fraction { .. } | Domain::Share { .. } => {
+            text.parse().map_or(as_text, Value::Float)
+        }
+        Domain::Choice { .. } | Domain::Text => as_text,
     }
 }
 
 fn check(p: &ParamDef, value: &Value) -> Result<Value, String> {
-    match (p.domain, value) {
-        (Domain::Int { min, max }, Value::Int(v)) if (min..=max).contains(v) => Ok(value.clone()),
-        (Domain::Int { min, max }, _) => Err(format!(
-            "`{}` is {value}, must be an integer from {min} to {max}",
-            p.name
-        )),
-        (Domain::Fraction { min, max }, Value::Float(_) | Value::Int(_)) => {
-            let v = if let Value::Int(i) = value {
-                *i as f64
-            } else if let Value::Float(f) = value {
-                *f
-            } else {
-                f64::NAN
-            };
-            if v > min && v <= max {
-                Ok(Value::Float(v))
-            } else {
-                Err(format!(
-                    "`{}` is {value}, must be greater than {min} and at most {max}",
-                    p.name
-                ))
-            }
+    let number = match value {
+        Value::Int(v) => Some(*v as f64),
+        Value::Float(v) => Some(*v),
+        Value::Text(_) => None,
+    };
+    let accepted = match p.domain {
+        Domain::Int { min, max } => {
+            matches!(value, Value::Int(v) if (min..=max).contains(v)).then(|| value.clone())
         }
-        (Domain::Fraction { min, max }, Value::Text(_)) => Err(format!(
-            "`{}` is \"{value}\", must be a number greater than {min} and at most {max}",
-            p.name
-        )),
-        (Domain::Text, Value::Text(_)) => Ok(value.clone()),
-        (Domain::Text, _) => Err(format!("`{}` is {value}, must be a text in quotes", p.name)),
+        Domain::Fraction { min, max } => number.filter(|v| *v > min && *v <= max).map(Value::Float),
+        Domain::Share { max } => number.filter(|v| *v >= 0.0 && *v <= max).map(Value::Float),
+        Domain::Choice { of } => {
+            let word = value.to_string();
+            of.contains(&word.as_str()).then_some(Value::Text(word))
+        }
+        Domain::Text => matches!(value, Value::Text(_)).then(|| value.clone()),
+    };
+    accepted.ok_or_else(|| {
+        let quote = if number.is_some() { "" } else { "\"" };
+        format!(
+            "`{}` is {quote}{value}{quote}, must be {}",
+            p.name, p.domain
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(domain: Domain, value: Value) -> Result<Value, String> {
+        let p = ParamDef {
+            name: "p",
+            domain,
+            default: None,
+            doc: "",
+        };
+        check(&p, &value)
+    }
+
+    fn text(word: &str) -> Value {
+        Value::Text(word.to_owned())
+    }
+
+    #[test]
+    fn a_choice_takes_its_words_and_numbers_as_they_are_printed() {
+        let bits = Domain::Choice {
+            of: &["2", "2.5", "best"],
+        };
+        for (given, word) in [
+            (Value::Int(2), "2"),
+            (Value::Float(2.0), "2"),
+            (Value::Float(2.5), "2.5"),
+            (text("best"), "best"),
+        ] {
+            assert_eq!(checked(bits, given), Ok(text(word)));
+        }
+        assert_eq!(
+            checked(bits, Value::Int(5)).unwrap_err(),
+            "`p` is 5, must be one of: 2, 2.5, best"
+        );
+        assert_eq!(
+            checked(bits, text("Best")).unwrap_err(),
+            "`p` is \"Best\", must be one of: 2, 2.5, best"
+        );
+    }
+
+    #[test]
+    fn ends_are_in_or_out_as_their_domain_says() {
+        let share = Domain::Share { max: 0.5 };
+        let fraction = Domain::Fraction { min: 0.0, max: 0.5 };
+        assert_eq!(checked(share, Value::Int(0)), Ok(Value::Float(0.0)));
+        assert_eq!(checked(share, Value::Float(0.5)), Ok(Value::Float(0.5)));
+        for bad in [
+            Value::Float(-0.1),
+            Value::Float(0.6),
+            Value::Float(f64::NAN),
+            text("0.1"),
+        ] {
+            let message = checked(share, bad).unwrap_err();
+            assert!(
+                message.ends_with("must be a number from 0 to 0.5"),
+                "{message}"
+            );
+        }
+        assert_eq!(checked(fraction, Value::Float(0.5)), Ok(Value::Float(0.5)));
+        assert!(checked(fraction, Value::Int(0)).is_err());
+        let int = Domain::Int { min: 1, max: 3 };
+        assert_eq!(checked(int, Value::Int(3)), Ok(Value::Int(3)));
+        assert!(checked(int, Value::Float(3.0)).is_err());
+        assert!(checked(Domain::Text, Value::Int(3)).is_err());
     }
 }

@@ -5,7 +5,7 @@ use std::io::Write;
 use serde::Serialize;
 
 use super::Exit;
-use crate::cache::stage::{Domain, Kind, ParamDef, registry};
+use crate::cache::stage::{Kind, ParamDef, registry};
 use crate::cli::{ListArgs, Listed};
 use crate::config::{PRESETS, PROTOCOLS};
 use crate::data::manifest;
@@ -196,14 +196,9 @@ fn stages(kind: Kind) -> Vec<Item> {
 }
 
 fn parameter(p: &ParamDef) -> Parameter {
-    let allowed = match p.domain {
-        Domain::Int { min, max } => format!("{min} to {max}"),
-        Domain::Fraction { min, max } => format!("above {min}, at most {max}"),
-        Domain::Text => "a text".to_owned(),
-    };
     Parameter {
         name: p.name,
-        allowed,
+        allowed: p.domain.to_string(),
         default: p.default,
         doc: p.doc,
     }
