@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use kvlab::cache::rope::{PairLayout, Rope};
 use kvlab::cache::stage::{Params, Value};
-use kvlab::cache::strategy::{StageSpec, Strategy};
+use kvlab::cache::strategy::{StageSpec, Strategy, Tail};
 use kvlab::cache::{
     Admission, Batch, Continuation, Geometry, KvCache, LayerGeometry, Materials, Rows, SeqId,
     StagedCache,
@@ -87,7 +87,7 @@ fn labelled(label: &str, format: &str, change: impl FnOnce(&mut Strategy)) -> St
 fn strategies() -> Vec<Strategy> {
     let mut all: Vec<Strategy> = ["f16", "q8_0", "q4_0", "nvfp4"].map(Strategy::bare).into();
     all.push(labelled("nvfp4, tail 32, 4 sinks", "nvfp4", |s| {
-        (s.tail, s.sinks) = (32, 4);
+        (s.tail, s.sinks) = (Tail::both(32), 4);
     }));
     all.push(labelled("window 252 + 4", "f16", |s| {
         s.retain = Some(stage("window", &[("recent", Value::Int(252))]));

@@ -7,7 +7,7 @@ use super::header::{
     Bos, CellHeader, Cut, DataHeader, GeometryHeader, LayerHeader, ModelHeader, ProtocolHeader,
     ProtocolKind, RunHeader, SCHEMA,
 };
-use crate::cache::strategy::Strategy;
+use crate::cache::strategy::{Strategy, Tail};
 use crate::cache::{Continuation, MemoryReport};
 use crate::eval::records::{
     CellRecord, CellStatus, ItemRecord, LatencyRecord, MemoryRecord, PerToken,
@@ -49,7 +49,7 @@ pub fn header() -> RunHeader {
         Strategy::bare("q8_0"),
         Strategy {
             label: LABELS[2].into(),
-            tail: 32,
+            tail: Tail::both(32),
             sinks: 4,
             ..Strategy::bare("q4_0")
         },

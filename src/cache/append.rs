@@ -1,11 +1,13 @@
 //! New rows on their way in: rotation, the retention's decisions, exact rows, projection and encoding.
 //!
-//! Invariant: what is stored for a row depends on the row, its position and earlier decisions alone; a row is encoded
-//! from its exact copy if it has been exact, whatever the chunk in which it aged.
+//! Invariant: what is stored for a row depends on the row, its position, earlier decisions and, page-wise, on the rows of
+//! its page alone; a row is encoded from its exact copy if it has been exact, whatever the chunk in which it aged.
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::formats::Format;
+use super::formats::{Format, Mask};
 use super::sequence::{HeadState, Phase, SequenceState};
 use super::stage::{KeyForm, LiveRows, Moment, NewRow, Side};
 use super::stages::Stages;
@@ -54,26 +56,49 @@ pub struct Appender<'a> {
     pub geometry: &'a LayerGeometry,
     /// Its index.
     pub layer: usize,
-    /// Visibility.
-    pub rules: Rules,
+    /// Visibility, by side.
+    pub rules: [Rules; 2],
 }
 
-/// Encoded rows on their way into a table.
+/// Encoded rows of one side of one head on their way into a table.
 #[derive(Default)]
 struct Coded {
-    /// Runs of consecutive positions: (first, number of rows).
-    runs: Vec<(u32, usize)>,
-    k: Vec<u8>,
-    v: Vec<u8>,
+    /// By range: which rows, and their bytes.
+    parts: Vec<(u32, Mask, usize)>,
+    bytes: Vec<u8>,
 }
 
-/// Rows read back from the exact table: positions, and K and V back to back.
-type ExactRows = (Vec<u32>, Vec<f32>, Vec<f32>);
+impl Coded {
+    /// Takes in rows at ascending positions of one range.
+    fn push(&mut self, positions: &[u32], bytes: &[u8]) {
+        let range = positions[0] / RANGE as u32;
+        let rows = positions
+            .iter()
+            .fold(0, |m: Mask, &p| m | 1 << (p as usize % RANGE));
+        self.parts.push((range, rows, bytes.len()));
+        self.bytes.extend_from_slice(bytes);
+    }
+}
+
+/// Rows read back from the exact table of one side: positions, and rows back to back.
+type ExactRows = (Vec<u32>, Vec<f32>);
+
+/// New rows of a span: its first position, and each head's rows.
+pub type Fresh<'a> = (u32, &'a [NewRows]);
 
 /// One head's new rows, rotated if keys are stored so, `[token][head_dim]`.
-struct NewRows {
+pub struct NewRows {
     k: Vec<f32>,
     v: Vec<f32>,
+}
+
+impl NewRows {
+    fn side(&self, side: Side) -> &[f32] {
+        match side {
+            Side::K => &self.k,
+            Side::V => &self.v,
+        }
+    }
 }
 
 impl Appender<'_> {
@@ -95,39 +120,50 @@ impl Appender<'_> {
         let layer = &mut state.layers[self.layer];
         for (head, new) in layer.heads.iter_mut().zip(&new) {
             self.decide(head, phase, first, new);
-            self.push_uncoded(head, places, first, new)?;
-        }
-        if self.rules.frozen_from.is_some() {
-            return Ok(());
-        }
-        let end = self
-            .rules
-            .coded_end(span.positions.end - 1)
-            .max(layer.coded_end);
-        let range = layer.coded_end..end;
-        let reader = places.reader();
-        let coded: Vec<Coded> = layer
-            .heads
-            .par_iter()
-            .zip(&new)
-            .enumerate()
-            .map(|(h, (head, new))| self.encode(h, head, reader, (range.clone(), first, new)))
-            .collect::<Result<_, _>>()?;
-        let formats = &self.stages.formats[self.layer].coded;
-        for ((head, coded), format) in layer.heads.iter_mut().zip(coded).zip(formats) {
-            let (kb, vb) = (format.k.row_bytes(), format.v.row_bytes());
-            let mut at = 0;
-            for (position, n) in coded.runs {
-                let rows = (
-                    &coded.k[at * kb..(at + n) * kb],
-                    &coded.v[at * vb..(at + n) * vb],
-                );
-                head.table(Class::Coded)
-                    .push(places, format, position, rows)?;
-                at += n;
+            for side in Side::BOTH {
+                self.push_uncoded(head, places, (first, side), new.side(side))?;
             }
         }
-        layer.coded_end = end;
+        self.code(state, places, span.positions.end, Some((first, &new)))
+    }
+
+    /// Encodes the rows that are past the tail, or whose page is full, once the sequence has `len` positions.
+    pub fn code(
+        &self,
+        state: &mut SequenceState,
+        places: &mut Places<'_>,
+        len: u32,
+        fresh: Option<Fresh<'_>>,
+    ) -> Result<(), CacheError> {
+        if state.frozen_from.is_some() {
+            return Ok(());
+        }
+        let layer = &mut state.layers[self.layer];
+        for side in Side::BOTH {
+            let done = layer.coded_end[side as usize];
+            let end = self.rules[side as usize].coded_end(len).max(done);
+            let reader = places.reader();
+            let coded: Vec<Coded> = layer
+                .heads
+                .par_iter()
+                .enumerate()
+                .map(|(h, head)| self.encode((h, side), head, reader, (done..end, fresh)))
+                .collect::<Result<_, _>>()?;
+            for (h, (head, coded)) in layer.heads.iter_mut().zip(coded).enumerate() {
+                let format = self.stages.formats[self.layer].format(h, side, Class::Coded);
+                let mut at = 0;
+                for (range, rows, n) in coded.parts {
+                    head.table(side, Class::Coded).push(
+                        places,
+                        format,
+                        (range, rows),
+                        &coded.bytes[at..at + n],
+                    )?;
+                    at += n;
+                }
+            }
+            layer.coded_end[side as usize] = end;
+        }
         Ok(())
     }
 
@@ -180,7 +216,7 @@ impl Appender<'_> {
         let Some(retain) = self.stages.retain.as_deref() else {
             return;
         };
-        if self.rules.frozen_from.is_some() {
+        if self.rules[0].frozen_from.is_some() {
             return;
         }
         let d = self.geometry.head_dim;
@@ -215,7 +251,7 @@ impl Appender<'_> {
         }
         for (i, position) in (first..head.n_seen).enumerate() {
             // What the sliding window dropped before this position competes no more.
-            let start = self.rules.window_start(position);
+            let start = self.rules[0].window_start(position);
             let n_dropped = positions.partition_point(|&p| p < start);
             positions.drain(..n_dropped);
             if scored {
@@ -239,138 +275,139 @@ impl Appender<'_> {
         }
     }
 
-    /// Stores what stays uncoded at first: a frozen continuation, the tail, sinks.
+    /// Stores what stays uncoded at first: a frozen continuation, the tail, an open page, sinks.
     fn push_uncoded(
         &self,
         head: &mut HeadState,
         places: &mut Places<'_>,
-        first: u32,
-        new: &NewRows,
+        (first, side): (u32, Side),
+        rows: &[f32],
     ) -> Result<(), CacheError> {
-        let formats = &self.stages.formats[self.layer];
+        let rules = &self.rules[side as usize];
         let d = self.geometry.head_dim;
-        let n = new.k.len() / d;
-        let (class, format, n_kept) = if self.rules.frozen_from.is_some() {
-            (Class::Frozen, &formats.frozen, n)
-        } else if self.rules.tail > 0 {
-            (Class::Exact, &formats.exact, n)
+        let n = rows.len() / d;
+        let (class, n_kept) = if rules.frozen_from.is_some() {
+            (Class::Frozen, n)
+        } else if rules.tail > 0 || rules.page > 1 {
+            (Class::Exact, n)
         } else {
-            (
-                Class::Exact,
-                &formats.exact,
-                (self.rules.sinks.saturating_sub(first) as usize).min(n),
-            )
+            let n_sinks = rules.sinks.saturating_sub(first) as usize;
+            (Class::Exact, n_sinks.min(n))
         };
-        if n_kept == 0 {
-            return Ok(());
+        let format = self.stages.formats[self.layer].format(0, side, class);
+        let positions: Vec<u32> = (first..).take(n_kept).collect();
+        let coded = by_range(format, &positions, &rows[..n_kept * d]);
+        let mut at = 0;
+        for (range, mask, n) in coded.parts {
+            let bytes = &coded.bytes[at..at + n];
+            head.table(side, class)
+                .push(places, format, (range, mask), bytes)?;
+            at += n;
         }
-        let k = encode_rows(&format.k, &new.k[..n_kept * d]);
-        let v = encode_rows(&format.v, &new.v[..n_kept * d]);
-        head.table(class).push(places, format, first, (&k, &v))
+        Ok(())
     }
 
-    /// Projects and encodes one head's rows of the positions that became coded.
+    /// Projects and encodes one side of one head's rows at the positions that became coded.
     fn encode(
         &self,
-        h: usize,
+        (h, side): (usize, Side),
         head: &HeadState,
         reader: Reader<'_>,
-        (range, first, new): (std::ops::Range<u32>, u32, &NewRows),
+        (range, fresh): (Range<u32>, Option<Fresh<'_>>),
     ) -> Result<Coded, CacheError> {
-        let mut out = Coded::default();
-        let start = range.start.max(self.rules.sinks);
+        let rules = &self.rules[side as usize];
+        let d = self.geometry.head_dim;
+        // A page holds its sinks too, so that its layout doesn't depend on them.
+        let start = match rules.page {
+            1 => range.start.max(rules.sinks),
+            _ => range.start,
+        };
         if start >= range.end {
-            return Ok(out);
+            return Ok(Coded::default());
         }
-        let d = self.geometry.head_dim;
-        let (positions, k, v) = if self.rules.tail == 0 {
-            let at = (start - first) as usize * d..(range.end - first) as usize * d;
-            (
-                (start..range.end).collect(),
-                new.k[at.clone()].to_vec(),
-                new.v[at].to_vec(),
-            )
-        } else {
-            self.read_exact(head, reader, start..range.end)?
-        };
-        for &p in &positions {
-            match out.runs.last_mut() {
-                Some((first, n)) if *first + *n as u32 == p => *n += 1,
-                _ => out.runs.push((p, 1)),
+        let (positions, rows) = match fresh {
+            Some((first, new)) if rules.tail == 0 && rules.page == 1 => {
+                let at = (start - first) as usize * d..(range.end - first) as usize * d;
+                ((start..range.end).collect(), new[h].side(side)[at].to_vec())
             }
-        }
-        let coded = &self.stages.formats[self.layer].coded[h];
-        out.k = self.project_and_encode(Side::K, h, &coded.k, &k);
-        out.v = self.project_and_encode(Side::V, h, &coded.v, &v);
-        Ok(out)
-    }
-
-    fn project_and_encode(
-        &self,
-        side: Side,
-        head: usize,
-        format: &Format,
-        rows: &[f32],
-    ) -> Vec<u8> {
-        let chain = match side {
-            Side::K => &self.stages.project_k,
-            Side::V => &self.stages.project_v,
+            _ => self.read_exact(head, side, reader, start..range.end)?,
         };
-        if chain.is_identity() {
-            return encode_rows(format, rows);
+        let format = self.stages.formats[self.layer].format(h, side, Class::Coded);
+        if rules.page == 1 {
+            return Ok(by_range(format, &positions, &self.project((h, side), rows)));
         }
-        let d = self.geometry.head_dim;
-        let projected: Vec<f32> = rows
-            .chunks_exact(d)
-            .flat_map(|row| chain.forward(self.layer, head, row))
-            .collect();
-        encode_rows(format, &projected)
+        let mut coded = Coded::default();
+        let mut rows = rows.chunks_exact(d);
+        for page in positions.chunk_by(|a, b| a / rules.page == b / rules.page) {
+            let mut page_rows: Vec<f32> =
+                rows.by_ref().take(page.len()).flatten().copied().collect();
+            cover_sinks(page, rules.sinks, d, &mut page_rows);
+            let bytes = format.encode(&self.project((h, side), page_rows));
+            coded.push(page, &bytes);
+        }
+        Ok(coded)
     }
 
-    /// Decodes the exact rows whose positions lie in `range`.
+    fn project(&self, (head, side): (usize, Side), rows: Vec<f32>) -> Vec<f32> {
+        let chain = self.stages.chain(side);
+        if chain.is_identity() {
+            return rows;
+        }
+        rows.chunks_exact(self.geometry.head_dim)
+            .flat_map(|row| chain.forward(self.layer, head, row))
+            .collect()
+    }
+
+    /// Decodes one side's exact rows whose positions lie in `range`.
     fn read_exact(
         &self,
         head: &HeadState,
+        side: Side,
         reader: Reader<'_>,
-        range: std::ops::Range<u32>,
+        range: Range<u32>,
     ) -> Result<ExactRows, CacheError> {
-        let format = &self.stages.formats[self.layer].exact;
+        let format = self.stages.formats[self.layer].format(0, side, Class::Exact);
         let d = self.geometry.head_dim;
-        let (mut positions, mut k, mut v) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut positions, mut out) = (Vec::new(), Vec::new());
         let mut buffers = ReadBuffers::default();
-        let table = &head.tables[Class::Exact as usize];
+        let mut decoded = Vec::new();
+        let table = &head.tables[side as usize][Class::Exact as usize];
         for r in range.start / RANGE as u32..=(range.end - 1) / RANGE as u32 {
             let Some(page) = table.page(r) else { continue };
-            let wanted: Vec<(usize, u32)> = page
-                .positions()
-                .enumerate()
-                .filter(|(_, p)| range.contains(p))
-                .collect();
-            let (Some(&(from, _)), Some(&(to, _))) = (wanted.first(), wanted.last()) else {
-                continue;
-            };
-            positions.extend(wanted.iter().map(|(_, p)| p));
-            for (side, out) in [(Side::K, &mut k), (Side::V, &mut v)] {
-                let f = format.side(side);
-                let bytes = reader.bytes(page, side, f, &mut buffers)?;
-                let at = out.len();
-                out.resize(at + (to + 1 - from) * d, 0.0);
-                f.rows().decode_rows(
-                    &bytes[from * f.row_bytes()..(to + 1) * f.row_bytes()],
-                    d,
-                    &mut out[at..],
-                );
+            decoded.resize(RANGE * d, 0.0);
+            reader.decode(page, format, &mut buffers, &mut decoded)?;
+            for (row, p) in decoded.chunks_exact(d).zip(page.positions()) {
+                if range.contains(&p) {
+                    positions.push(p);
+                    out.extend_from_slice(row);
+                }
             }
         }
-        Ok((positions, k, v))
+        Ok((positions, out))
     }
 }
 
-fn encode_rows(format: &Format, rows: &[f32]) -> Vec<u8> {
-    let n = format.row_bytes();
-    let mut out = vec![0; rows.len() / format.dim * n];
-    for (row, bytes) in rows.chunks_exact(format.dim).zip(out.chunks_exact_mut(n)) {
-        format.rows().encode(row, bytes);
+/// Encodes rows of a row-wise format, in parts by range.
+fn by_range(format: &Format, positions: &[u32], rows: &[f32]) -> Coded {
+    let mut coded = Coded::default();
+    let mut at = 0;
+    for part in positions.chunk_by(|a, b| a / RANGE as u32 == b / RANGE as u32) {
+        let n = part.len() * format.dim;
+        coded.push(part, &format.encode(&rows[at..at + n]));
+        at += n;
     }
-    out
+    coded
+}
+
+/// Puts the page's first other row in the place of sinks, which nobody reads from here: their large values must not
+/// widen the page's scales.
+fn cover_sinks(positions: &[u32], n_sinks: u32, dim: usize, rows: &mut [f32]) {
+    let n = positions.partition_point(|&p| p < n_sinks);
+    if n == positions.len() {
+        return;
+    }
+    let (sinks, others) = rows.split_at_mut(n * dim);
+    for sink in sinks.chunks_exact_mut(dim) {
+        sink.copy_from_slice(&others[..dim]);
+    }
 }

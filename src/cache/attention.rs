@@ -1,17 +1,17 @@
 //! softmax(scale · q·Kᵀ + mask)·V of one KV head over stored rows, for a tile of queries.
 //!
 //! Invariants: softmax partials (m, l, acc) are formed per range of 128 positions and merged in order of the ranges;
-//! inside a range rows are summed by class (coded, exact, frozen) and then by position; rows that a query may not see
-//! are skipped, never multiplied by zero. What a query gets therefore depends on what it may see alone: not on the
-//! tile, the chunk, paging, holes or threads.
+//! inside a range rows are summed in order of position, coded values apart from exact ones; rows that a query may not
+//! see are skipped, never multiplied by zero. What a query gets therefore depends on what it may see alone: not on the
+//! tile, the chunk, paging, holes or threads. K and V of a row may stand in different classes.
 
-use super::formats::PairFormat;
-use super::scratch::{Scratch, Space};
+use super::scratch::{Scratch, Source, Space};
+use super::sequence::HeadState;
 use super::stage::{KeyForm, Side};
-use super::stages::Stages;
-use super::table::{Reader, RowTable};
+use super::stages::{LayerFormats, Stages};
+use super::table::{Page, Reader, bits};
 use super::types::LayerGeometry;
-use super::visibility::{Class, Dying, Rules};
+use super::visibility::{Class, Rules};
 use super::{CacheError, RANGE};
 use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
 use crate::compute::cpu::vector::{axpy_rows, exp_pair, exp_sum, max, rescale_add};
@@ -19,12 +19,12 @@ use crate::compute::cpu::vector::{axpy_rows, exp_pair, exp_sum, max, rescale_add
 /// One KV head's rows as attention reads them.
 #[derive(Clone, Copy)]
 pub struct HeadView<'a> {
-    /// Tables by [`Class`], with their formats.
-    pub tables: [(&'a RowTable, &'a PairFormat); 3],
-    /// Rows that leave during this step.
-    pub dying: &'a Dying,
-    /// Visibility.
-    pub rules: Rules,
+    /// Its tables, and the rows that leave during this step.
+    pub state: &'a HeadState,
+    /// The layer's formats.
+    pub formats: &'a LayerFormats,
+    /// Visibility, by side.
+    pub rules: [Rules; 2],
     /// Layer index.
     pub layer: usize,
     /// KV head index.
@@ -55,30 +55,25 @@ impl Scratch {
         let n_queries = tile.q.len() / d;
         let last = tile.first + (n_queries / group) as u32 - 1;
         self.start(view, &tile);
-        let first_range = view
-            .rules
+        let first_range = view.rules[0]
             .window
             .map_or(0, |w| (tile.first + 1).saturating_sub(w))
             / RANGE as u32;
         for range in first_range..=last / RANGE as u32 {
-            let mut any = false;
             for class in Class::ALL {
-                any |= self.load(view, class, range, (tile.first, last))?;
+                self.load_keys(view, class, range, (tile.first, last))?;
+                self.load_values(view, class, range, (tile.first, last))?;
             }
-            if !any {
-                continue;
-            }
-            let alone = self
-                .sources
-                .iter()
-                .filter(|s| !s.positions.is_empty())
-                .count()
-                == 1;
-            if alone && self.sources.iter().all(|s| s.uniform) {
-                self.sum_uniform(n_queries);
-            } else {
-                for i in 0..n_queries {
-                    self.sum_selected(i, tile.first + (i / group) as u32);
+            let [keys, values] = &self.sources;
+            match (only(keys), only(values)) {
+                (None, _) => {}
+                (Some(Alone::Uniform(k)), Some(Alone::Uniform(v))) => {
+                    self.sum_uniform((k, v), n_queries);
+                }
+                _ => {
+                    for i in 0..n_queries {
+                        self.sum_selected(i, tile.first + (i / group) as u32);
+                    }
                 }
             }
         }
@@ -124,64 +119,33 @@ impl Scratch {
         self.l.resize(n, 0.0);
     }
 
-    /// Decodes and scores the rows of one class in one range; false if no query of the tile sees any.
-    fn load(
+    /// Decodes and scores the keys of one class in one range, unless no query of the tile sees any.
+    fn load_keys(
         &mut self,
         view: HeadView<'_>,
         class: Class,
         range: u32,
-        (first, last): (u32, u32),
-    ) -> Result<bool, CacheError> {
-        let (table, format) = view.tables[class as usize];
-        let source = &mut self.sources[class as usize];
-        source.positions.clear();
-        source.uniform = true;
-        let Some(page) = table.page(range) else {
-            return Ok(false);
+        tile: (u32, u32),
+    ) -> Result<(), CacheError> {
+        let source = &mut self.sources[Side::K as usize][class as usize];
+        let Some(page) = view.see(source, (Side::K, class), range, tile) else {
+            return Ok(());
         };
-        source.intervals.clear();
-        for p in page.positions() {
-            let (from, mut until) = view.rules.interval(class, p);
-            if let Some(&dies) = view.dying.get(&p) {
-                until = until.min(dies);
-            }
-            source.uniform &= from <= first && until > last;
-            source.positions.push(p);
-            source.intervals.push((from, until));
-        }
-        if source
-            .intervals
-            .iter()
-            .all(|&(from, until)| from > last || until <= first || from >= until)
-        {
-            source.positions.clear();
-            source.uniform = true;
-            return Ok(false);
-        }
+        let format = view.formats.format(view.head, Side::K, class);
         let n = source.positions.len();
         let d = view.geometry.head_dim;
-        self.rows.resize(n * format.k.dim.max(d), 0.0);
-        let coded_rows = &mut self.rows[..n * format.k.dim];
-        let bytes = view
-            .reader
-            .bytes(page, Side::K, &format.k, &mut self.buffers)?;
-        format.k.rows().decode_rows(bytes, format.k.dim, coded_rows);
+        let n_stored = page.stored().count_ones() as usize;
+        self.rows.resize(n_stored * format.dim.max(d), 0.0);
+        view.reader
+            .decode(page, format, &mut self.buffers, &mut self.rows)?;
         let in_coded_space = class == Class::Coded && absorbs(view.stages);
-        let dim = if in_coded_space { format.k.dim } else { d };
+        let dim = if in_coded_space { format.dim } else { d };
         if !in_coded_space {
-            restore_keys(view, class, &source.positions, &mut self.rows, format.k.dim);
+            restore_keys(view, class, &source.positions, &mut self.rows, format.dim);
         }
-        source.make_room((dim, format.v.dim), self.m.len());
-        source.kt.resize(dim * RANGE, 0.0);
-        transpose(&self.rows[..n * dim], dim, &mut source.kt);
-        source.v.resize(n * format.v.dim, 0.0);
-        let bytes = view
-            .reader
-            .bytes(page, Side::V, &format.v, &mut self.buffers)?;
-        format
-            .v
-            .rows()
-            .decode_rows(bytes, format.v.dim, &mut source.v);
+        source.make_room(RANGE * dim, self.m.len());
+        source.data.resize(dim * RANGE, 0.0);
+        transpose(&self.rows[..n * dim], dim, &mut source.data);
         let q = if in_coded_space {
             &self.q_coded
         } else {
@@ -196,7 +160,7 @@ impl Scratch {
                 stride: dim,
             },
             Mat {
-                data: &source.kt,
+                data: &source.data,
                 stride: RANGE,
             },
             MatMut {
@@ -204,29 +168,39 @@ impl Scratch {
                 stride: RANGE,
             },
         );
-        Ok(true)
+        Ok(())
     }
 
-    /// Every query sees every loaded row, all of one class: one matrix product.
-    fn sum_uniform(&mut self, n_queries: usize) {
-        let Some((class, source)) = self
-            .sources
-            .iter_mut()
-            .enumerate()
-            .find(|(_, s)| !s.positions.is_empty())
-        else {
-            return;
+    /// Decodes the values of one class in one range, unless no query of the tile sees any.
+    fn load_values(
+        &mut self,
+        view: HeadView<'_>,
+        class: Class,
+        range: u32,
+        tile: (u32, u32),
+    ) -> Result<(), CacheError> {
+        let source = &mut self.sources[Side::V as usize][class as usize];
+        let Some(page) = view.see(source, (Side::V, class), range, tile) else {
+            return Ok(());
         };
-        let n = source.positions.len();
-        let space = &mut self.spaces[usize::from(class != Class::Coded as usize)];
+        let format = view.formats.format(view.head, Side::V, class);
+        source.make_room(RANGE * format.dim, 0);
+        let n_stored = page.stored().count_ones() as usize;
+        source.data.resize(n_stored * format.dim, 0.0);
+        view.reader
+            .decode(page, format, &mut self.buffers, &mut source.data)
+    }
+
+    /// Every query sees every row, all keys of one class and all values of one class: one matrix product.
+    fn sum_uniform(&mut self, (k, v): (usize, usize), n_queries: usize) {
+        let [keys, values] = &mut self.sources;
+        let (keys, values) = (&mut keys[k], &values[v]);
+        let n = keys.positions.len();
+        let space = &mut self.spaces[usize::from(v != Class::Coded as usize)];
         space.used = true;
         self.weights.resize(2 * n_queries, 0.0);
-        for (i, row) in source
-            .scores
-            .chunks_exact_mut(RANGE)
-            .take(n_queries)
-            .enumerate()
-        {
+        let rows = keys.scores.chunks_exact_mut(RANGE).take(n_queries);
+        for (i, row) in rows.enumerate() {
             let m = max(&row[..n]);
             self.weights[2 * i] = m;
             self.weights[2 * i + 1] = exp_sum(&mut row[..n], m);
@@ -238,11 +212,11 @@ impl Scratch {
                 k: n,
             },
             Mat {
-                data: &source.scores,
+                data: &keys.scores,
                 stride: RANGE,
             },
             Mat {
-                data: &source.v,
+                data: &values.data,
                 stride: space.dim,
             },
             MatMut {
@@ -257,34 +231,42 @@ impl Scratch {
                 (&mut self.m[i], &mut self.l[i]),
                 i,
                 (m, l),
-                [class == 0, class != 0],
+                [v == 0, v != 0],
             );
         }
     }
 
     /// One query sees some of the loaded rows: it selects them.
     fn sum_selected(&mut self, i: usize, position: u32) {
-        let visible = |&(from, until): &(u32, u32)| from <= position && position < until;
-        self.weights.clear();
-        for s in self.sources.iter().filter(|s| !s.positions.is_empty()) {
+        let [keys, values] = &self.sources;
+        let mut slots = [0.0; RANGE];
+        let mut seen: u128 = 0;
+        for s in keys.iter().filter(|s| !s.positions.is_empty()) {
             let scores = &s.scores[i * RANGE..];
-            self.weights.extend(
-                s.intervals
-                    .iter()
-                    .zip(scores)
-                    .filter(|(v, _)| visible(v))
-                    .map(|(_, &x)| x),
-            );
+            for ((&p, &x), _) in s
+                .positions
+                .iter()
+                .zip(scores)
+                .zip(&s.intervals)
+                .filter(|(_, v)| sees(v, position))
+            {
+                let slot = p as usize % RANGE;
+                slots[slot] = x;
+                seen |= 1 << slot;
+            }
         }
-        if self.weights.is_empty() {
+        if seen == 0 {
             return;
         }
+        self.weights.clear();
+        self.weights.extend(bits(seen).map(|slot| slots[slot]));
         let m = max(&self.weights);
         let l = exp_sum(&mut self.weights, m);
+        for (slot, &w) in bits(seen).zip(&self.weights) {
+            slots[slot] = w;
+        }
         let mut used = [false; 2];
-        let mut at = 0;
-        for (class, s) in self
-            .sources
+        for (class, s) in values
             .iter()
             .enumerate()
             .filter(|(_, s)| !s.positions.is_empty())
@@ -294,7 +276,10 @@ impl Scratch {
             let acc = &mut space.partial[i * space.dim..(i + 1) * space.dim];
             let mut row = 0;
             while row < s.intervals.len() {
-                let run = s.intervals[row..].iter().take_while(|v| visible(v)).count();
+                let run = s.intervals[row..]
+                    .iter()
+                    .take_while(|v| sees(v, position))
+                    .count();
                 if run == 0 {
                     row += 1;
                     continue;
@@ -304,12 +289,16 @@ impl Scratch {
                     used[which] = true;
                     space.used = true;
                 }
+                self.weights.clear();
+                let slots_of_run = s.positions[row..row + run]
+                    .iter()
+                    .map(|&p| p as usize % RANGE);
+                self.weights.extend(slots_of_run.map(|slot| slots[slot]));
                 axpy_rows(
-                    &self.weights[at..at + run],
-                    &s.v[row * space.dim..(row + run) * space.dim],
+                    &self.weights,
+                    &s.data[row * space.dim..(row + run) * space.dim],
                     acc,
                 );
-                at += run;
                 row += run;
             }
         }
@@ -349,6 +338,59 @@ impl Scratch {
             }
         }
     }
+}
+
+impl<'a> HeadView<'a> {
+    /// Notes who sees which rows of a page; `None`, and no rows, if no query from `first` to `last` sees any.
+    fn see(
+        &self,
+        source: &mut Source,
+        (side, class): (Side, Class),
+        range: u32,
+        (first, last): (u32, u32),
+    ) -> Option<&'a Page> {
+        source.positions.clear();
+        source.intervals.clear();
+        source.uniform = true;
+        let page = self.state.tables[side as usize][class as usize].page(range)?;
+        let mut any = false;
+        for p in page.positions() {
+            let (from, mut until) = self.rules[side as usize].interval(class, p);
+            if let Some(&dies) = self.state.dying.get(&p) {
+                until = until.min(dies);
+            }
+            source.uniform &= from <= first && until > last;
+            any |= from <= last && until > first && from < until;
+            source.positions.push(p);
+            source.intervals.push((from, until));
+        }
+        if any {
+            return Some(page);
+        }
+        source.positions.clear();
+        None
+    }
+}
+
+/// The one source with rows.
+enum Alone {
+    /// Every query sees all of them.
+    Uniform(usize),
+    /// Some queries don't, or there are several sources.
+    Mixed,
+}
+
+fn only(sources: &[Source; 3]) -> Option<Alone> {
+    let mut with_rows = (0..3).filter(|&c| !sources[c].positions.is_empty());
+    let first = with_rows.next()?;
+    Some(match with_rows.next() {
+        None if sources[first].uniform => Alone::Uniform(first),
+        _ => Alone::Mixed,
+    })
+}
+
+fn sees(&(from, until): &(u32, u32), position: u32) -> bool {
+    from <= position && position < until
 }
 
 /// Coded keys are scored in their own space: a projection that need not be undone before RoPE.

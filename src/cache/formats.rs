@@ -1,10 +1,21 @@
 //! How rows lie in memory: a codec for a number of channels, K and V apart.
 //!
-//! Invariant: every row of a table has the same format and the same number of bytes.
+//! Invariants: the bytes of a range's rows follow from which rows are stored and from nothing else; row-wise rows lie
+//! back to back, page-wise pages too, in order of position.
+//!
+//! Example, pages of 4 rows, stored rows marked x: the first page is coded as 4 rows, the second as 2.
+//!
+//! ```text
+//! position   0 1 2 3 | 4 5 6 7
+//! stored     x x x x | . x . x
+//! bytes      page_bytes(4) + page_bytes(2)
+//! ```
 
-use std::sync::Arc;
+use super::RANGE;
+use super::stage::{Codec, Side};
 
-use super::stage::{Codec, RowCodec, Side};
+/// Rows of a range: bit i stands for position `range · 128 + i`.
+pub type Mask = u128;
 
 /// How the rows of one side are laid out.
 #[derive(Clone)]
@@ -16,6 +27,14 @@ pub struct Format {
 }
 
 impl Codec {
+    /// Rows that are encoded together; 1 for a row-wise codec.
+    pub fn page_rows(&self) -> usize {
+        match self {
+            Codec::Rows(_) => 1,
+            Codec::Pages(codec) => codec.page_rows(),
+        }
+    }
+
     /// Bytes of tables shared by all rows.
     pub fn table_bytes(&self) -> u64 {
         match self {
@@ -25,18 +44,78 @@ impl Codec {
     }
 }
 
+/// The pages of `page_rows` positions in a range that hold a row, with the rows they hold.
+pub fn pages(stored: Mask, page_rows: usize) -> impl Iterator<Item = Mask> {
+    let whole = Mask::MAX >> (RANGE - page_rows);
+    (0..RANGE / page_rows)
+        .map(move |i| stored & whole << (i * page_rows))
+        .filter(|&page| page != 0)
+}
+
 impl Format {
-    /// The row codec.
-    pub fn rows(&self) -> &Arc<dyn RowCodec> {
+    /// Bytes of the stored rows of a range.
+    pub fn bytes(&self, stored: Mask) -> usize {
         match &self.codec {
-            Codec::Rows(codec) => codec,
-            Codec::Pages(_) => unreachable!("page-wise codecs are refused when stages are built"),
+            Codec::Rows(codec) => stored.count_ones() as usize * codec.row_bytes(self.dim),
+            Codec::Pages(codec) => pages(stored, codec.page_rows())
+                .map(|page| codec.page_bytes(page.count_ones() as usize, self.dim))
+                .sum(),
         }
     }
 
-    /// Bytes per row.
-    pub fn row_bytes(&self) -> usize {
-        self.rows().row_bytes(self.dim)
+    /// The part of [`Format::bytes`] that holds scales.
+    pub fn scale_bytes(&self, stored: Mask) -> usize {
+        match &self.codec {
+            Codec::Rows(codec) => stored.count_ones() as usize * codec.scale_bytes(self.dim),
+            Codec::Pages(codec) => pages(stored, codec.page_rows())
+                .map(|page| codec.scale_bytes(page.count_ones() as usize, self.dim))
+                .sum(),
+        }
+    }
+
+    /// Bytes after which a packer finds the same field again.
+    pub fn stride(&self) -> usize {
+        match &self.codec {
+            Codec::Rows(codec) => codec.row_bytes(self.dim),
+            Codec::Pages(_) => 1,
+        }
+    }
+
+    /// Encodes rows, `[row][dim]`: any number of rows, or the rows of one page.
+    pub fn encode(&self, rows: &[f32]) -> Vec<u8> {
+        let n_rows = rows.len() / self.dim;
+        match &self.codec {
+            Codec::Rows(codec) => {
+                let n = codec.row_bytes(self.dim);
+                let mut out = vec![0; n_rows * n];
+                for (row, bytes) in rows.chunks_exact(self.dim).zip(out.chunks_exact_mut(n)) {
+                    codec.encode(row, bytes);
+                }
+                out
+            }
+            Codec::Pages(codec) => {
+                let mut out = vec![0; codec.page_bytes(n_rows, self.dim)];
+                codec.encode(rows, self.dim, &mut out);
+                out
+            }
+        }
+    }
+
+    /// Decodes the stored rows of a range into `rows`, `[row][dim]`.
+    pub fn decode(&self, stored: Mask, bytes: &[u8], rows: &mut [f32]) {
+        match &self.codec {
+            Codec::Rows(codec) => codec.decode_rows(bytes, self.dim, rows),
+            Codec::Pages(codec) => {
+                let (mut bytes, mut rows) = (bytes, rows);
+                for page in pages(stored, codec.page_rows()) {
+                    let n_rows = page.count_ones() as usize;
+                    let (b, later_bytes) = bytes.split_at(codec.page_bytes(n_rows, self.dim));
+                    let (r, later_rows) = rows.split_at_mut(n_rows * self.dim);
+                    codec.decode(b, self.dim, r);
+                    (bytes, rows) = (later_bytes, later_rows);
+                }
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use super::formats::PairFormat;
+use super::formats::Format;
 use super::pages::PageId;
 use super::pipeline::StagedCache;
 use super::sequence::{HeadState, LayerState, SequenceState};
@@ -57,51 +57,46 @@ impl Sum<'_> {
         {
             self.report.page_table_bytes +=
                 (layer.heads.capacity() * size_of::<HeadState>()) as u64;
-            for (head, coded) in layer.heads.iter().zip(&formats.coded) {
+            for (kv_head, head) in layer.heads.iter().enumerate() {
                 self.report.index_bytes += (head.scores.capacity() * size_of::<f32>()) as u64;
                 // Past a sliding window no cache keeps a row: it counts neither as seen nor as evicted.
                 let most = window.unwrap_or(u32::MAX);
                 let live = head.live_positions().len() as u64;
                 self.report.rows_seen += u64::from(head.n_seen.min(most)).max(live);
                 self.report.rows_live += live;
-                for (class, format) in
-                    Class::ALL
-                        .into_iter()
-                        .zip([coded, &formats.exact, &formats.frozen])
-                {
-                    let table = &head.tables[class as usize];
-                    self.report.page_table_bytes += table.table_bytes();
-                    for page in table.pages() {
-                        self.page(class, page, format);
+                for (side, tables) in Side::BOTH.into_iter().zip(&head.tables) {
+                    for (class, table) in Class::ALL.into_iter().zip(tables) {
+                        self.report.page_table_bytes += table.table_bytes();
+                        for page in table.pages() {
+                            self.page(class, page, formats.format(kv_head, side, class));
+                        }
                     }
                 }
             }
         }
     }
 
-    fn page(&mut self, class: Class, page: &Page, format: &PairFormat) {
-        for side in [Side::K, Side::V] {
-            let f = format.side(side);
-            let (id, used) = match page.side(side) {
-                PageBytes::Raw(id) => (id, page.n_rows() * f.row_bytes()),
-                PageBytes::Packed { id, len } => (id, len as usize),
-                PageBytes::Parked { .. } => continue,
-            };
-            if !self.seen.insert(id) {
-                continue;
-            }
-            let slack = self.cache.store.page_bytes(id) - used;
-            self.report.slack_bytes += slack as u64;
-            if class != Class::Coded {
-                self.report.exact_bytes += used as u64;
-                continue;
-            }
-            let scales = match page.side(side) {
-                PageBytes::Raw(_) => page.n_rows() * f.rows().scale_bytes(f.dim),
-                _ => 0,
-            };
-            self.report.scale_bytes += scales as u64;
-            self.report.payload_bytes += (used - scales) as u64;
+    fn page(&mut self, class: Class, page: &Page, format: &Format) {
+        let stored = page.stored();
+        let (id, used) = match page.bytes {
+            PageBytes::Raw(id) => (id, format.bytes(stored)),
+            PageBytes::Packed { id, len } => (id, len as usize),
+            PageBytes::Parked { .. } => return,
+        };
+        if !self.seen.insert(id) {
+            return;
         }
+        let slack = self.cache.store.page_bytes(id) - used;
+        self.report.slack_bytes += slack as u64;
+        if class != Class::Coded {
+            self.report.exact_bytes += used as u64;
+            return;
+        }
+        let scales = match page.bytes {
+            PageBytes::Raw(_) => format.scale_bytes(stored),
+            _ => 0,
+        };
+        self.report.scale_bytes += scales as u64;
+        self.report.payload_bytes += (used - scales) as u64;
     }
 }

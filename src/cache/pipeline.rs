@@ -14,12 +14,12 @@ use super::attention::{HeadView, Tile};
 use super::pages::{HostStore, PageStore, Tier};
 use super::scratch::{Scratch, bytes_of_one};
 use super::sequence::{HeadState, Phase, SequenceState};
-use super::stage::{LiveRows, Moment};
+use super::stage::{LiveRows, Moment, Side};
 use super::stages::{Materials, Stages};
 use super::strategy::Strategy;
 use super::table::{Places, Reader};
 use super::types::{Admission, Batch, Continuation, Geometry, MemoryReport, Rows, SeqId, Span};
-use super::visibility::{Class, Rules};
+use super::visibility::{Class, FOREVER};
 use super::{CacheError, KvCache, Needs, RANGE};
 
 /// Query tokens per attention task.
@@ -68,16 +68,6 @@ impl StagedCache {
             .ok_or(CacheError::UnknownSequence(seq.0))
     }
 
-    /// The visibility rules of one layer of a sequence.
-    pub(super) fn rules(&self, state: &SequenceState, layer: usize) -> Rules {
-        Rules {
-            tail: self.stages.tail,
-            sinks: self.stages.sinks,
-            frozen_from: state.frozen_from,
-            window: self.geometry.layers[layer].window,
-        }
-    }
-
     /// Runs `work` on a sequence that is taken out meanwhile, with access to the pages.
     pub(super) fn with_sequence<T>(
         &mut self,
@@ -111,7 +101,7 @@ impl StagedCache {
         let g = &self.geometry.layers[layer];
         let state = self.sequence(span.seq)?;
         let (group, d, row) = (g.group(), g.head_dim, g.n_heads * g.head_dim);
-        let rules = self.rules(state, layer);
+        let rules = self.stages.rules(state, (layer, g.window));
         let tiles: Vec<(usize, usize)> = (0..g.n_kv_heads)
             .flat_map(|h| (0..span.n_tokens()).step_by(TILE).map(move |t| (h, t)))
             .collect();
@@ -124,16 +114,9 @@ impl StagedCache {
                     .flat_map(|t| q[at(t)..at(t) + group * d].iter().copied())
                     .collect();
                 let mut tile_out = vec![0.0; tile_q.len()];
-                let head_state = &state.layers[layer].heads[head];
-                let formats = &self.stages.formats[layer];
-                let [coded, exact, frozen] = &head_state.tables;
                 let view = HeadView {
-                    tables: [
-                        (coded, &formats.coded[head]),
-                        (exact, &formats.exact),
-                        (frozen, &formats.frozen),
-                    ],
-                    dying: &head_state.dying,
+                    state: &state.layers[layer].heads[head],
+                    formats: &self.stages.formats[layer],
                     rules,
                     layer,
                     head,
@@ -209,7 +192,12 @@ impl KvCache for StagedCache {
             Admission::Context => Phase::Context,
         };
         let heads = self.geometry.layers.iter().map(|l| l.n_kv_heads);
-        self.sequences.insert(seq, SequenceState::new(phase, heads));
+        let mut state = SequenceState::new(phase, heads);
+        if phase == Phase::Context && self.stages.retain.is_some() {
+            // Pages are coded over the rows that the compression point leaves.
+            state.pages_from = FOREVER;
+        }
+        self.sequences.insert(seq, state);
         Ok(())
     }
 
@@ -221,7 +209,6 @@ impl KvCache for StagedCache {
         for span in batch.spans() {
             let at = span.first_row * width..(span.first_row + span.n_tokens()) * width;
             let (k, v) = (&rows.k[at.clone()], &rows.v[at]);
-            let rules = self.rules(self.sequence(span.seq)?, layer);
             self.with_sequence(span.seq, |stages, geometry, state, places| {
                 check_span(&geometry.layers[layer], state, layer, span)?;
                 let geometry = &geometry.layers[layer];
@@ -229,7 +216,7 @@ impl KvCache for StagedCache {
                     stages,
                     geometry,
                     layer,
-                    rules,
+                    rules: stages.rules(state, (layer, geometry.window)),
                 };
                 state.broken = true;
                 appender.append(state, places, span, (k, v))?;
@@ -296,7 +283,18 @@ impl KvCache for StagedCache {
                         }
                     }
                     commit_layer(stages, state, places, (layer, window))?;
+                    state.pages_from = len;
+                    let appender = Appender {
+                        stages,
+                        geometry: &geometry.layers[layer],
+                        layer,
+                        rules: stages.rules(state, (layer, window)),
+                    };
+                    appender.code(state, places, len, None)?;
+                    commit_layer(stages, state, places, (layer, window))?;
+                    state.pages_from = FOREVER;
                 }
+                state.pages_from = len;
             }
             state.phase = Phase::Decoding;
             if continuation == Continuation::Exact {
@@ -324,7 +322,7 @@ impl KvCache for StagedCache {
     fn release(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.with_sequence(seq, |_, _, state, places| {
             for head in state.heads_mut() {
-                for table in &mut head.tables {
+                for table in head.tables.iter_mut().flatten() {
                     table.clear(places);
                 }
             }
@@ -352,18 +350,12 @@ fn commit_layer(
     (layer, window): (usize, Option<u32>),
 ) -> Result<(), CacheError> {
     let next = state.len;
-    let frozen_from = state.frozen_from;
-    let rules = Rules {
-        tail: stages.tail,
-        sinks: stages.sinks,
-        frozen_from,
-        window,
-    };
+    let rules = stages.rules(state, (layer, window));
     let formats = &stages.formats[layer];
-    let window_start = rules.window_start(next);
+    let window_start = rules[0].window_start(next);
     let coded_end = state.layers[layer].coded_end;
     let mut earliest = state.earliest;
-    for (head, coded) in state.layers[layer].heads.iter_mut().zip(&formats.coded) {
+    for (h, head) in state.layers[layer].heads.iter_mut().enumerate() {
         let evicted = !head.dying.is_empty();
         let dying = std::mem::take(&mut head.dying);
         let gone = |p: u32| dying.contains_key(&p) || p < window_start;
@@ -374,20 +366,22 @@ fn commit_layer(
             head.scores
                 .shrink_to(head.scores.len().next_multiple_of(RANGE));
         }
-        let mut n_gone = head.table(Class::Coded).remove(places, coded, gone)?;
-        let aged = |p: u32| {
-            gone(p) || rules.coded_from(p).is_some_and(|from| from < next) && p < coded_end
-        };
-        n_gone += head
-            .table(Class::Exact)
-            .remove(places, &formats.exact, aged)?;
-        n_gone += head
-            .table(Class::Frozen)
-            .remove(places, &formats.frozen, |p| p < window_start)?;
-        if n_gone > 0 && (evicted || window_start > 0) {
-            earliest = next;
+        for side in Side::BOTH {
+            let (rules, end) = (&rules[side as usize], coded_end[side as usize]);
+            let aged = |p: u32| p < end && rules.coded_from(p).is_some_and(|from| from <= next);
+            let mut n_gone = 0;
+            for class in Class::ALL {
+                let format = formats.format(h, side, class);
+                n_gone += head.table(side, class).remove(places, format, |p| {
+                    gone(p) || class == Class::Exact && aged(p)
+                })?;
+            }
+            if n_gone > 0 && (evicted || window_start > 0) {
+                earliest = next;
+            }
+            let format = formats.format(h, side, Class::Coded);
+            head.table(side, Class::Coded).seal(places, format, end)?;
         }
-        head.table(Class::Coded).seal(places, coded, coded_end)?;
     }
     state.earliest = earliest;
     Ok(())
@@ -406,10 +400,14 @@ fn truncate(
         return Ok(());
     }
     let mut earliest = state.earliest.max(state.frozen_from.unwrap_or(0));
-    for layer in &state.layers {
-        // A coded row younger than the tail would have to be exact again.
-        if stages.tail > 0 && layer.coded_end > stages.sinks {
-            earliest = earliest.max(layer.coded_end + stages.tail);
+    for (layer, formats) in state.layers.iter().zip(&stages.formats) {
+        for side in Side::BOTH {
+            let (end, tail) = (layer.coded_end[side as usize], stages.tail[side as usize]);
+            let format = formats.format(0, side, Class::Coded);
+            // A coded row younger than the tail, or of a page that is no longer full, would have to be exact again.
+            if (tail > 0 || format.codec.page_rows() > 1) && end > stages.sinks {
+                earliest = earliest.max(end + tail);
+            }
         }
     }
     if len < earliest {
@@ -420,19 +418,21 @@ fn truncate(
         });
     }
     for (layer, formats) in state.layers.iter_mut().zip(&stages.formats) {
-        for (head, coded) in layer.heads.iter_mut().zip(&formats.coded) {
+        for (h, head) in layer.heads.iter_mut().enumerate() {
             let live = head.live_positions().iter().filter(|&&p| p < len).count();
             head.scores.truncate(live);
-            for (class, format) in
-                Class::ALL
-                    .into_iter()
-                    .zip([coded, &formats.exact, &formats.frozen])
-            {
-                head.table(class).remove(places, format, |p| p >= len)?;
+            for side in Side::BOTH {
+                for class in Class::ALL {
+                    let format = formats.format(h, side, class);
+                    head.table(side, class)
+                        .remove(places, format, |p| p >= len)?;
+                }
             }
             head.n_seen = len;
         }
-        layer.coded_end = layer.coded_end.min(len);
+        for end in &mut layer.coded_end {
+            *end = (*end).min(len);
+        }
     }
     state.len = len;
     Ok(())

@@ -5,19 +5,18 @@
 
 use super::RANGE;
 use super::attention::{HeadView, absorbs};
+use super::stage::Side;
 use super::table::ReadBuffers;
 use super::visibility::Class;
 
-/// Decoded rows of one class in the current range.
+/// Decoded rows of one side and class in the current range.
 #[derive(Debug, Default)]
 pub struct Source {
     /// Absolute positions, ascending.
     pub positions: Vec<u32>,
-    /// `[channel][row]`, row stride [`RANGE`].
-    pub kt: Vec<f32>,
-    /// `[row][channel]`.
-    pub v: Vec<f32>,
-    /// `[query][row]`, row stride [`RANGE`].
+    /// Keys, `[channel][row]` with row stride [`RANGE`]; or values, `[row][channel]`.
+    pub data: Vec<f32>,
+    /// Of keys: `[query][row]`, row stride [`RANGE`].
     pub scores: Vec<f32>,
     /// Visible query positions of each row.
     pub intervals: Vec<(u32, u32)>,
@@ -47,8 +46,8 @@ pub struct Scratch {
     pub q_coded: Vec<f32>,
     /// Decoded keys of one class and range.
     pub rows: Vec<f32>,
-    /// By [`Class`].
-    pub sources: [Source; 3],
+    /// By [`Side`] and [`Class`].
+    pub sources: [[Source; 3]; 2],
     /// Coded, exact.
     pub spaces: [Space; 2],
     /// Running maximum of each query.
@@ -78,15 +77,15 @@ impl Scratch {
     /// Makes room for a task of `n` queries.
     pub fn make_room(&mut self, view: HeadView<'_>, n: usize) {
         let d = view.geometry.head_dim;
-        let coded = view.tables[Class::Coded as usize].1;
+        let dim = |side| view.formats.format(view.head, side, Class::Coded).dim;
         let n_coded = if absorbs(view.stages) { n } else { 0 };
         room(&mut self.q_exact, n * d);
-        room(&mut self.q_coded, n_coded * coded.k.dim);
-        room(&mut self.rows, RANGE * coded.k.dim.max(d));
+        room(&mut self.q_coded, n_coded * dim(Side::K));
+        room(&mut self.rows, RANGE * dim(Side::K).max(d));
         room(&mut self.m, n);
         room(&mut self.l, n);
         room(&mut self.weights, (2 * n).max(3 * RANGE));
-        for (space, dim) in self.spaces.iter_mut().zip([coded.v.dim, d]) {
+        for (space, dim) in self.spaces.iter_mut().zip([dim(Side::V), d]) {
             room(&mut space.sum, n * dim);
             room(&mut space.partial, n * dim);
         }
@@ -105,9 +104,9 @@ impl Scratch {
                 .iter()
                 .flat_map(|s| [of(&s.sum), of(&s.partial)]),
         );
-        for s in &self.sources {
+        for s in self.sources.iter().flatten() {
             sizes.extend([of(&s.positions), of(&s.intervals)]);
-            sizes.extend([&s.kt, &s.v, &s.scores].map(of));
+            sizes.extend([&s.data, &s.scores].map(of));
         }
         sizes.extend(self.buffers.sizes());
         sizes
@@ -115,12 +114,11 @@ impl Scratch {
 }
 
 impl Source {
-    /// Makes room for the rows of a whole page and `n` queries; `k_dim`, `v_dim` channels.
-    pub fn make_room(&mut self, (k_dim, v_dim): (usize, usize), n: usize) {
+    /// Makes room for the rows of a whole page, `n_values` numbers, and `n` queries.
+    pub fn make_room(&mut self, n_values: usize, n: usize) {
         room(&mut self.positions, RANGE);
         room(&mut self.intervals, RANGE);
-        room(&mut self.kt, RANGE * k_dim);
-        room(&mut self.v, RANGE * v_dim);
+        room(&mut self.data, n_values);
         room(&mut self.scores, RANGE * n);
     }
 }

@@ -1,16 +1,18 @@
 //! The state of one sequence in a [`super::pipeline::StagedCache`]: per layer and KV head, its row tables.
 //!
-//! Invariants: rows below `coded_end` are coded unless they are sinks, frozen or gone; a head's scores lie beside its
-//! live rows in order of position; `earliest` is the shortest length that truncation can still reach.
+//! Invariants: rows below a side's `coded_end` are coded unless they are sinks, frozen or gone; K and V of a row live and
+//! leave together; a head's scores lie beside its live rows in order of position; `earliest` is the shortest length that
+//! truncation can still reach.
 
+use super::stage::Side;
 use super::table::{Places, RowTable};
 use super::visibility::{Class, Dying};
 
 /// One KV head's rows.
 #[derive(Debug, Default)]
 pub struct HeadState {
-    /// Tables by [`Class`].
-    pub tables: [RowTable; 3],
+    /// Tables by [`Side`] and [`Class`].
+    pub tables: [[RowTable; 3]; 2],
     /// Retention scores of live rows in order of position; empty if the strategy's retention has none.
     pub scores: Vec<f32>,
     /// Rows that leave at the next commit.
@@ -20,10 +22,9 @@ pub struct HeadState {
 }
 
 impl HeadState {
-    /// Live positions over all tables, ascending.
+    /// Live positions, ascending.
     pub fn live_positions(&self) -> Vec<u32> {
-        let mut all: Vec<u32> = self
-            .tables
+        let mut all: Vec<u32> = self.tables[Side::K as usize]
             .iter()
             .flat_map(|t| t.pages().iter().flat_map(|p| p.positions()))
             .collect();
@@ -35,16 +36,16 @@ impl HeadState {
     /// A copy that shares every page.
     pub fn fork(&self, places: &mut Places<'_>) -> Self {
         Self {
-            tables: [0, 1, 2].map(|c| self.tables[c].fork(places)),
+            tables: [0, 1].map(|s| [0, 1, 2].map(|c| self.tables[s][c].fork(places))),
             scores: self.scores.clone(),
             dying: self.dying.clone(),
             n_seen: self.n_seen,
         }
     }
 
-    /// One class's table.
-    pub fn table(&mut self, class: Class) -> &mut RowTable {
-        &mut self.tables[class as usize]
+    /// The table of one side and class.
+    pub fn table(&mut self, side: Side, class: Class) -> &mut RowTable {
+        &mut self.tables[side as usize][class as usize]
     }
 }
 
@@ -53,8 +54,8 @@ impl HeadState {
 pub struct LayerState {
     /// By KV head.
     pub heads: Vec<HeadState>,
-    /// Rows below this were offered to the codec.
-    pub coded_end: u32,
+    /// By side: rows below this were offered to the codec.
+    pub coded_end: [u32; 2],
 }
 
 /// When retention acts.
@@ -73,6 +74,8 @@ pub struct SequenceState {
     pub len: u32,
     /// When retention acts.
     pub phase: Phase,
+    /// Queries before this see no page-wise page coded: see [`super::visibility::Rules::not_before`].
+    pub pages_from: u32,
     /// First position of an exact continuation.
     pub frozen_from: Option<u32>,
     /// Shortest length that truncation can reach, ageing apart.
@@ -89,12 +92,13 @@ impl SequenceState {
         let layers = n_kv_heads
             .map(|n| LayerState {
                 heads: (0..n).map(|_| HeadState::default()).collect(),
-                coded_end: 0,
+                coded_end: [0; 2],
             })
             .collect();
         Self {
             len: 0,
             phase,
+            pages_from: 0,
             frozen_from: None,
             earliest: 0,
             broken: false,
@@ -115,6 +119,7 @@ impl SequenceState {
         Self {
             len: self.len,
             phase: self.phase,
+            pages_from: self.pages_from,
             frozen_from: self.frozen_from,
             earliest: self.earliest,
             broken: self.broken,

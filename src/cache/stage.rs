@@ -140,6 +140,11 @@ pub enum Side {
     V,
 }
 
+impl Side {
+    /// Both.
+    pub const BOTH: [Side; 2] = [Side::K, Side::V];
+}
+
 /// In which form keys are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use super::encode;
 use super::formats::{Format, PairFormat};
+use super::sequence::SequenceState;
 use super::stage::{
     BuildContext, Calibration, Codec, HeadContext, HeadRows, KeyForm, Kind, Packer, Params,
     Placement, Projection, Retention, Side, Stage, StageDef, StageError, find,
 };
 use super::strategy::{ExactFormat, StageSpec, Strategy};
+use super::visibility::{Class, Rules};
 use super::{Geometry, Needs};
 
 /// Maps applied in order.
@@ -96,6 +98,18 @@ pub struct LayerFormats {
     pub frozen: PairFormat,
 }
 
+impl LayerFormats {
+    /// The format of one side and class of a KV head.
+    pub fn format(&self, head: usize, side: Side, class: Class) -> &Format {
+        match class {
+            Class::Coded => &self.coded[head],
+            Class::Exact => &self.exact,
+            Class::Frozen => &self.frozen,
+        }
+        .side(side)
+    }
+}
+
 /// A strategy built for a model.
 #[derive(Clone)]
 pub struct Stages {
@@ -111,8 +125,8 @@ pub struct Stages {
     pub place: Option<Arc<dyn Placement>>,
     /// Form of stored keys.
     pub keys: KeyForm,
-    /// Newest rows that stay exact.
-    pub tail: u32,
+    /// Newest rows that stay exact, by side.
+    pub tail: [u32; 2],
     /// First rows that stay exact.
     pub sinks: u32,
     /// Per layer.
@@ -208,9 +222,6 @@ impl Builder<'_> {
                         let Stage::Encode(codec) = (def.build)(&params, &context)? else {
                             return Err(wrong_kind(Kind::Encode, spec));
                         };
-                        if let Codec::Pages(_) = codec {
-                            return Err(wrong_kind(Kind::Encode, spec));
-                        }
                         table_bytes += codec.table_bytes();
                         shared.insert(dim, codec.clone());
                         codec
@@ -410,11 +421,39 @@ impl Stages {
             pack,
             place,
             keys: strategy.keys,
-            tail: u32::try_from(strategy.tail).unwrap_or(u32::MAX),
+            tail: Side::BOTH
+                .map(|side| u32::try_from(strategy.tail.side(side)).unwrap_or(u32::MAX)),
             sinks: u32::try_from(strategy.sinks).unwrap_or(u32::MAX),
             formats,
             table_bytes: k_table_bytes + v_table_bytes,
         })
+    }
+
+    /// The visibility rules of one layer of a sequence, by side.
+    pub fn rules(
+        &self,
+        state: &SequenceState,
+        (layer, window): (usize, Option<u32>),
+    ) -> [Rules; 2] {
+        Side::BOTH.map(|side| {
+            let format = self.formats[layer].format(0, side, Class::Coded);
+            Rules {
+                tail: self.tail[side as usize],
+                page: format.codec.page_rows() as u32,
+                sinks: self.sinks,
+                not_before: state.pages_from,
+                frozen_from: state.frozen_from,
+                window,
+            }
+        })
+    }
+
+    /// The maps of one side.
+    pub fn chain(&self, side: Side) -> &Chain {
+        match side {
+            Side::K => &self.project_k,
+            Side::V => &self.project_v,
+        }
     }
 
     /// What the stages ask of the engine, together.

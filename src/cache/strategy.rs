@@ -1,8 +1,10 @@
 //! A strategy: a resolved choice of stages, as an experiment names it. Data only; [`super::stage`] builds it.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
-use super::stage::{KeyForm, Params};
+use super::stage::{KeyForm, Params, Side};
 
 /// A stage by name with its resolved parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -35,6 +37,71 @@ pub enum ExactFormat {
     F32,
 }
 
+/// Newest rows that stay exact, K and V apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(from = "TailText", into = "TailText")]
+pub struct Tail {
+    /// Of keys.
+    pub k: usize,
+    /// Of values.
+    pub v: usize,
+}
+
+impl Tail {
+    /// The same for both sides.
+    pub fn both(n: usize) -> Self {
+        Self { k: n, v: n }
+    }
+
+    /// One side's.
+    pub fn side(self, side: Side) -> usize {
+        match side {
+            Side::K => self.k,
+            Side::V => self.v,
+        }
+    }
+}
+
+impl fmt::Display for Tail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.k == self.v {
+            write!(f, "{}", self.k)
+        } else {
+            write!(f, "{}/{}", self.k, self.v)
+        }
+    }
+}
+
+/// How a tail is written: one number where the sides agree.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum TailText {
+    Both(usize),
+    Sides { k: usize, v: usize },
+}
+
+impl From<TailText> for Tail {
+    fn from(text: TailText) -> Self {
+        match text {
+            TailText::Both(n) => Self::both(n),
+            TailText::Sides { k, v } => Self { k, v },
+        }
+    }
+}
+
+impl From<Tail> for TailText {
+    fn from(tail: Tail) -> Self {
+        if tail.k == tail.v {
+            TailText::Both(tail.k)
+        } else {
+            TailText::Sides {
+                k: tail.k,
+                v: tail.v,
+            }
+        }
+    }
+}
+
 /// One strategy. Everything here changes numbers and is part of a cell's identity, `label` excepted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Strategy {
@@ -57,7 +124,7 @@ pub struct Strategy {
     /// Form in which keys are stored.
     pub keys: KeyForm,
     /// Newest rows that stay exact.
-    pub tail: usize,
+    pub tail: Tail,
     /// First rows that stay exact for good.
     pub sinks: usize,
     /// Format of exact rows.
@@ -77,7 +144,7 @@ impl Strategy {
             pack: None,
             place: None,
             keys: KeyForm::PostRope,
-            tail: 0,
+            tail: Tail::default(),
             sinks: 0,
             exact: ExactFormat::F16,
         }

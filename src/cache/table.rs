@@ -1,13 +1,13 @@
-//! A table of rows of one KV head: K and V bytes in pages of one range of 128 positions each.
+//! A table of rows of one side of one KV head, in pages of one range of 128 positions each.
 //!
-//! Invariants: a page's rows are the live positions of its range, in order, back to back; the bitmap is the only record
-//! of which ones they are (one bit per position); an open page grows and shrinks by granules of 16 rows; K and V of a
-//! page hold the same positions.
+//! Invariants: a page's bytes are those of its stored rows, in order; the bitmap is the only record of which rows live
+//! (one bit per position); an open page of row-wise rows grows and shrinks by granules of 16 rows. A row that leaves a
+//! page-wise page becomes a hole: still stored, no longer live, until no row of the page lives.
 
-use super::formats::{Format, PairFormat};
+use super::formats::{Format, Mask, pages};
 use super::pages::{PageId, PageStore, Tier};
 use super::scratch::room;
-use super::stage::{Packer, Side, Slot};
+use super::stage::{Codec, Packer, Slot};
 use super::{CacheError, RANGE};
 
 /// Rows by which an open page grows.
@@ -46,53 +46,70 @@ pub enum Packing {
 }
 
 /// The rows of one range.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Page {
     /// First position / [`RANGE`].
     pub range: u32,
-    /// Bit i: position `range · 128 + i` is here.
-    pub live: u128,
-    /// Key bytes.
-    pub k: PageBytes,
-    /// Value bytes.
-    pub v: PageBytes,
     /// Sealing was done (packing may not have helped); any change of the rows undoes it.
     pub sealed: bool,
+    // Halves, low first: a u128 would align the whole page to 16 bytes, which are charged.
+    live: [u64; 2],
+    /// Stored rows that no longer live; only page-wise formats have any.
+    holes: Option<Box<Mask>>,
+    /// Where the stored rows are.
+    pub bytes: PageBytes,
 }
 
 impl Page {
-    /// Rows here.
-    pub fn n_rows(&self) -> usize {
-        self.live.count_ones() as usize
+    /// Rows that live.
+    pub fn live(&self) -> Mask {
+        Mask::from(self.live[0]) | Mask::from(self.live[1]) << 64
     }
 
-    /// Positions here, ascending.
+    /// Rows whose bytes are here.
+    pub fn stored(&self) -> Mask {
+        self.live() | self.holes.as_deref().copied().unwrap_or(0)
+    }
+
+    fn set(&mut self, live: Mask, stored: Mask) {
+        self.live = [live as u64, (live >> 64) as u64];
+        self.holes = (live != stored).then(|| Box::new(stored & !live));
+    }
+
+    /// Bytes of the record of holes.
+    pub fn hole_bytes(&self) -> u64 {
+        self.holes.as_ref().map_or(0, |_| size_of::<Mask>() as u64)
+    }
+
+    /// Live positions, ascending.
     pub fn positions(&self) -> impl Iterator<Item = u32> + use<> {
         let first = self.range * RANGE as u32;
-        let mut bits = self.live;
-        std::iter::from_fn(move || {
-            (bits != 0).then(|| {
-                let i = bits.trailing_zeros();
-                bits &= bits - 1;
-                first + i
-            })
+        bits(self.live()).map(move |i| first + i as u32)
+    }
+
+    /// Drops what `decoded`, `[stored row][dim]`, holds of holes: `[live row][dim]` is left at its front.
+    pub fn drop_holes(&self, dim: usize, decoded: &mut [f32]) {
+        if self.holes.is_none() {
+            return;
+        }
+        let live = self.live();
+        let stored = bits(self.stored()).enumerate();
+        let kept = stored.filter(|(_, bit)| live >> bit & 1 == 1);
+        for (to, (from, _)) in kept.enumerate() {
+            decoded.copy_within(from * dim..(from + 1) * dim, to * dim);
+        }
+    }
+}
+
+/// Set bits, ascending.
+pub fn bits(mut mask: Mask) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        (mask != 0).then(|| {
+            let i = mask.trailing_zeros() as usize;
+            mask &= mask - 1;
+            i
         })
-    }
-
-    /// One side's bytes.
-    pub fn side(&self, side: Side) -> PageBytes {
-        match side {
-            Side::K => self.k,
-            Side::V => self.v,
-        }
-    }
-
-    fn side_mut(&mut self, side: Side) -> &mut PageBytes {
-        match side {
-            Side::K => &mut self.k,
-            Side::V => &mut self.v,
-        }
-    }
+    })
 }
 
 /// What page operations need besides the table: the memory, the tier, the packer.
@@ -138,19 +155,18 @@ fn sized(buffer: &mut Vec<u8>, n: usize) -> &mut [u8] {
 }
 
 impl<'a> Reader<'a> {
-    /// The encoded bytes of one side of a page: a view where possible, else a copy in `buffers`.
+    /// The encoded bytes of a page: a view where possible, else a copy in `buffers`.
     pub fn bytes<'b>(
         &self,
         page: &Page,
-        side: Side,
         format: &Format,
         buffers: &'b mut ReadBuffers,
     ) -> Result<&'b [u8], CacheError>
     where
         'a: 'b,
     {
-        let n = page.n_rows() * format.row_bytes();
-        let packed_len = match page.side(side) {
+        let n = format.bytes(page.stored());
+        let packed_len = match page.bytes {
             PageBytes::Raw(id) => {
                 if let Some(view) = self.store.view(id) {
                     return Ok(&view[..n]);
@@ -179,10 +195,25 @@ impl<'a> Reader<'a> {
             .ok_or_else(|| CacheError::Pack("a packed page without a packer".into()))?;
         packer.unpack(
             &buffers.packed[..packed_len as usize],
-            format.row_bytes(),
+            format.stride(),
             sized(&mut buffers.raw, n),
         )?;
         Ok(&buffers.raw)
+    }
+
+    /// Decodes a page's live rows into the front of `rows`, `[row][dim]`, which has room for the stored ones.
+    pub fn decode(
+        &self,
+        page: &Page,
+        format: &Format,
+        buffers: &mut ReadBuffers,
+        rows: &mut [f32],
+    ) -> Result<(), CacheError> {
+        let stored = page.stored();
+        let rows = &mut rows[..stored.count_ones() as usize * format.dim];
+        format.decode(stored, self.bytes(page, format, buffers)?, rows);
+        page.drop_holes(format.dim, rows);
+        Ok(())
     }
 }
 
@@ -219,7 +250,7 @@ impl Places<'_> {
     }
 }
 
-/// The rows of one KV head in one format, in order of position.
+/// The rows of one side of one KV head in one format, in order of position.
 #[derive(Debug, Default)]
 pub struct RowTable {
     pages: Vec<Page>,
@@ -242,58 +273,42 @@ impl RowTable {
 
     /// Bytes of the page table itself.
     pub fn table_bytes(&self) -> u64 {
-        (self.pages.capacity() * size_of::<Page>()) as u64
+        let holes: u64 = self.pages.iter().map(Page::hole_bytes).sum();
+        (self.pages.capacity() * size_of::<Page>()) as u64 + holes
     }
 
-    /// Appends consecutive rows from `first` on. They come after every row of their pages. `k`, `v`: rows back to back.
+    /// Appends encoded rows: `rows` of a range, which come after every row that is there.
     pub fn push(
         &mut self,
         places: &mut Places<'_>,
-        format: &PairFormat,
-        first: u32,
-        rows: (&[u8], &[u8]),
+        format: &Format,
+        (range, rows): (u32, Mask),
+        bytes: &[u8],
     ) -> Result<(), CacheError> {
-        let (kb, vb) = (format.k.row_bytes(), format.v.row_bytes());
-        let n = rows.0.len() / kb;
-        let mut done = 0;
-        while done < n {
-            let position = first + done as u32;
-            let (range, bit) = (position / RANGE as u32, position as usize % RANGE);
-            let take = (RANGE - bit).min(n - done);
-            let i = match self.index(range) {
-                Ok(i) => i,
-                Err(i) => {
-                    let page = Page {
-                        range,
-                        live: 0,
-                        k: PageBytes::Raw(places.store.alloc(0)),
-                        v: PageBytes::Raw(places.store.alloc(0)),
-                        sealed: false,
-                    };
-                    self.reserve();
-                    self.pages.insert(i, page);
-                    i
-                }
-            };
-            let held = self.pages[i].n_rows();
-            let total = (held + take).next_multiple_of(GRANULE).min(RANGE);
-            for (side, row, bytes) in [(Side::K, kb, rows.0), (Side::V, vb, rows.1)] {
-                let id = self.own(i, side, places, format)?;
-                if places.store.page_bytes(id) < (held + take) * row {
-                    places.store.resize(id, total * row);
-                }
-                places
-                    .store
-                    .write(id, held * row, &bytes[done * row..(done + take) * row]);
+        let i = match self.index(range) {
+            Ok(i) => i,
+            Err(i) => {
+                let page = Page {
+                    range,
+                    sealed: false,
+                    live: [0; 2],
+                    holes: None,
+                    bytes: PageBytes::Raw(places.store.alloc(0)),
+                };
+                self.reserve();
+                self.pages.insert(i, page);
+                i
             }
-            let mask = if take == RANGE {
-                u128::MAX
-            } else {
-                ((1u128 << take) - 1) << bit
-            };
-            self.pages[i].live |= mask;
-            done += take;
+        };
+        let id = self.own(i, places, format)?;
+        let page = &mut self.pages[i];
+        let (live, stored) = (page.live() | rows, page.stored());
+        let held = format.bytes(stored);
+        if places.store.page_bytes(id) < held + bytes.len() {
+            places.store.resize(id, room_for(format, stored | rows));
         }
+        places.store.write(id, held, bytes);
+        page.set(live, stored | rows);
         Ok(())
     }
 
@@ -304,72 +319,68 @@ impl RowTable {
         }
     }
 
-    /// Makes one side of a page raw and owned once, and returns it.
+    /// Makes a page raw and owned once, and returns it.
     fn own(
         &mut self,
         i: usize,
-        side: Side,
         places: &mut Places<'_>,
-        format: &PairFormat,
+        format: &Format,
     ) -> Result<PageId, CacheError> {
-        let page = self.pages[i];
-        let id = match page.side(side) {
+        let page = &mut self.pages[i];
+        let id = match page.bytes {
             PageBytes::Raw(id) => places.store.unshare(id),
             sealed => {
                 let mut buffers = ReadBuffers::default();
-                let raw = places
-                    .reader()
-                    .bytes(&page, side, format.side(side), &mut buffers)?
-                    .to_vec();
+                let raw = places.reader().bytes(page, format, &mut buffers)?.to_vec();
                 let id = places.store.alloc(raw.len());
                 places.store.write(id, 0, &raw);
                 places.free(sealed);
                 id
             }
         };
-        *self.pages[i].side_mut(side) = PageBytes::Raw(id);
-        self.pages[i].sealed = false;
+        page.bytes = PageBytes::Raw(id);
+        page.sealed = false;
         Ok(id)
     }
 
-    /// Removes the rows for which `leaves` holds; their bytes are freed at once. Returns how many left.
+    /// Removes the rows for which `leaves` holds, and frees the bytes of every row or page-wise page of which nothing
+    /// lives. Returns how many left.
     pub fn remove(
         &mut self,
         places: &mut Places<'_>,
-        format: &PairFormat,
+        format: &Format,
         leaves: impl Fn(u32) -> bool,
     ) -> Result<usize, CacheError> {
         let mut n_removed = 0;
         let mut i = 0;
         while i < self.pages.len() {
-            let page = self.pages[i];
-            let kept: u128 = page
+            let page = &self.pages[i];
+            let (live, stored) = (page.live(), page.stored());
+            let kept: Mask = page
                 .positions()
                 .filter(|&p| !leaves(p))
                 .fold(0, |m, p| m | 1 << (p as usize % RANGE));
-            if kept == page.live {
+            if kept == live {
                 i += 1;
                 continue;
             }
-            n_removed += page.n_rows() - kept.count_ones() as usize;
+            n_removed += (live & !kept).count_ones() as usize;
             if kept == 0 {
-                places.free(page.k);
-                places.free(page.v);
+                places.free(page.bytes);
                 self.pages.remove(i);
                 continue;
             }
-            let indices: Vec<usize> = page
-                .positions()
-                .enumerate()
-                .filter(|(_, p)| kept >> (*p as usize % RANGE) & 1 == 1)
-                .map(|(j, _)| j)
-                .collect();
-            for side in [Side::K, Side::V] {
-                let row = format.side(side).row_bytes();
-                let id = self.own(i, side, places, format)?;
-                gather(places.store, id, row, &indices);
+            let still_stored = match &format.codec {
+                Codec::Rows(_) => kept,
+                Codec::Pages(codec) => pages(stored, codec.page_rows())
+                    .filter(|page| page & kept != 0)
+                    .fold(0, |m, page| m | page),
+            };
+            if still_stored != stored {
+                let id = self.own(i, places, format)?;
+                cut(places.store, id, format, (stored, still_stored));
             }
-            self.pages[i].live = kept;
+            self.pages[i].set(kept, still_stored);
             i += 1;
         }
         if self.pages.capacity() > self.pages.len() + 4 {
@@ -382,7 +393,7 @@ impl RowTable {
     pub fn seal(
         &mut self,
         places: &mut Places<'_>,
-        format: &PairFormat,
+        format: &Format,
         end: u32,
     ) -> Result<(), CacheError> {
         if places.packer.is_none() && places.tier.is_none() {
@@ -392,10 +403,7 @@ impl RowTable {
             if page.sealed || (page.range + 1) * RANGE as u32 > end {
                 continue;
             }
-            for side in [Side::K, Side::V] {
-                let sealed = seal_side(*page, side, places, format.side(side))?;
-                *page.side_mut(side) = sealed;
-            }
+            page.bytes = sealed(page, places, format)?;
             page.sealed = true;
         }
         Ok(())
@@ -404,8 +412,7 @@ impl RowTable {
     /// A copy that shares every page.
     pub fn fork(&self, places: &mut Places<'_>) -> Self {
         for page in &self.pages {
-            places.share(page.k);
-            places.share(page.v);
+            places.share(page.bytes);
         }
         Self {
             pages: self.pages.clone(),
@@ -415,46 +422,52 @@ impl RowTable {
     /// Frees every page.
     pub fn clear(&mut self, places: &mut Places<'_>) {
         for page in std::mem::take(&mut self.pages) {
-            places.free(page.k);
-            places.free(page.v);
+            places.free(page.bytes);
         }
     }
 }
 
-/// Moves the rows `indices` to the front of a page, in order, and shrinks it.
-fn gather(store: &mut dyn PageStore, id: PageId, row: usize, indices: &[usize]) {
-    let last = indices.last().map_or(0, |j| j + 1);
-    let mut bytes = vec![0; last * row];
-    store.read(id, 0, &mut bytes);
-    for (to, &from) in indices.iter().enumerate() {
-        bytes.copy_within(from * row..(from + 1) * row, to * row);
+/// Allocated bytes for the stored rows of an open page.
+fn room_for(format: &Format, stored: Mask) -> usize {
+    match &format.codec {
+        Codec::Rows(codec) => {
+            let n = stored.count_ones() as usize;
+            n.next_multiple_of(GRANULE).min(RANGE) * codec.row_bytes(format.dim)
+        }
+        Codec::Pages(_) => format.bytes(stored),
     }
-    store.write(id, 0, &bytes[..indices.len() * row]);
-    let size = indices.len().next_multiple_of(GRANULE).min(RANGE) * row;
+}
+
+/// Moves the rows of `kept`, or the page-wise pages that it names whole, to the front of a page that holds those of
+/// `stored`, in order, and shrinks it.
+fn cut(store: &mut dyn PageStore, id: PageId, format: &Format, (stored, kept): (Mask, Mask)) {
+    let mut bytes = vec![0; format.bytes(stored)];
+    store.read(id, 0, &mut bytes);
+    let (mut from, mut to) = (0, 0);
+    for unit in pages(stored, format.codec.page_rows()) {
+        let n = format.bytes(unit);
+        if unit & kept != 0 {
+            bytes.copy_within(from..from + n, to);
+            to += n;
+        }
+        from += n;
+    }
+    store.write(id, 0, &bytes[..to]);
+    let size = room_for(format, kept);
     if size < store.page_bytes(id) {
         store.resize(id, size);
     }
 }
 
-/// Packs (when that helps) and parks one side of a raw page.
-fn seal_side(
-    page: Page,
-    side: Side,
-    places: &mut Places<'_>,
-    format: &Format,
-) -> Result<PageBytes, CacheError> {
-    let PageBytes::Raw(id) = page.side(side) else {
-        return Ok(page.side(side));
+/// Packs (when that helps) and parks a raw page.
+fn sealed(page: &Page, places: &mut Places<'_>, format: &Format) -> Result<PageBytes, CacheError> {
+    let PageBytes::Raw(id) = page.bytes else {
+        return Ok(page.bytes);
     };
     let mut buffers = ReadBuffers::default();
-    let raw = places
-        .reader()
-        .bytes(&page, side, format, &mut buffers)?
-        .to_vec();
+    let raw = places.reader().bytes(page, format, &mut buffers)?.to_vec();
     let packed = match places.packer {
-        Some(packer) => {
-            Some(packer.pack(&raw, format.row_bytes())?).filter(|p| p.len() < raw.len())
-        }
+        Some(packer) => Some(packer.pack(&raw, format.stride())?).filter(|p| p.len() < raw.len()),
         None => None,
     };
     let (bytes, packing) = match &packed {

@@ -10,6 +10,13 @@
 //! exact     x . . . . x x x . .     the sink, and rows younger than 3
 //! coded     . x x x x . . . . .     rows of age 3 and more
 //! ```
+//!
+//! The same with pages of 4 rows and no tail: a page is coded at the end of the step that fills it.
+//!
+//! ```text
+//! exact     x . . . x x x x . .
+//! coded     . x x x . . . . . .
+//! ```
 
 use std::collections::BTreeMap;
 
@@ -37,13 +44,17 @@ impl Class {
     pub const ALL: [Class; 3] = [Class::Coded, Class::Exact, Class::Frozen];
 }
 
-/// The rules of one layer of one sequence.
+/// The rules of one side of one layer of one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// Newest rows that stay exact.
+    /// Newest rows that stay exact; of a page-wise side, rows that must follow a page before it is coded.
     pub tail: u32,
+    /// Rows that are coded together, 1 for a row-wise side.
+    pub page: u32,
     /// First rows that stay exact.
     pub sinks: u32,
+    /// Queries before this position see no page-wise page coded; [`FOREVER`] while a compression point is ahead.
+    pub not_before: u32,
     /// First position of an exact continuation; nothing ages from there on.
     pub frozen_from: Option<u32>,
     /// The layer's sliding window.
@@ -56,18 +67,27 @@ impl Rules {
         if position < self.sinks || self.frozen_from.is_some_and(|f| position >= f) {
             return None;
         }
-        let from = position.saturating_add(self.tail);
         // Ageing happens in steps before the freeze only.
-        if self.frozen_from.is_some_and(|f| from >= f) {
-            None
-        } else {
-            Some(from)
+        if self
+            .frozen_from
+            .is_some_and(|f| position >= self.coded_end(f))
+        {
+            return None;
         }
+        if self.page == 1 {
+            return Some(position.saturating_add(self.tail));
+        }
+        let page_end = (position / self.page + 1) * self.page;
+        Some(page_end.saturating_add(self.tail).max(self.not_before)).filter(|&p| p < FOREVER)
     }
 
-    /// Rows below this position are past the tail once a query at `last` is asked: coded, unless they are sinks.
-    pub fn coded_end(&self, last: u32) -> u32 {
-        (last + 1).saturating_sub(self.tail)
+    /// Rows below this position are coded at the end of a step after which the sequence has `len` positions, unless they
+    /// are sinks.
+    pub fn coded_end(&self, len: u32) -> u32 {
+        if self.page > 1 && len < self.not_before {
+            return 0;
+        }
+        len.saturating_sub(self.tail) / self.page * self.page
     }
 
     /// Rows below this position are dropped before a query at `next`: a sliding window drops whole pages, so that a step
@@ -96,18 +116,30 @@ pub type Dying = BTreeMap<u32, u32>;
 mod tests {
     use super::*;
 
+    fn rules(tail: u32, page: u32, sinks: u32) -> Rules {
+        Rules {
+            tail,
+            page,
+            sinks,
+            not_before: 0,
+            frozen_from: None,
+            window: None,
+        }
+    }
+
     #[test]
     fn every_query_sees_each_row_in_exactly_one_version() {
-        for tail in [0, 1, 3, 50] {
+        for (tail, page) in [(0, 1), (1, 1), (3, 1), (50, 1), (0, 4), (3, 4), (50, 4)] {
             for sinks in [0, 2] {
-                for frozen_from in [None, Some(6)] {
+                for (frozen_from, not_before) in
+                    [(None, 0), (Some(6), 0), (Some(8), 8), (None, FOREVER)]
+                {
                     let rules = Rules {
-                        tail,
-                        sinks,
                         frozen_from,
-                        window: None,
+                        not_before,
+                        ..rules(tail, page, sinks)
                     };
-                    for q in 0..12u32 {
+                    for q in 0..16u32 {
                         for p in 0..=q {
                             let in_freeze = frozen_from.is_some_and(|f| p >= f);
                             let n = Class::ALL
@@ -116,14 +148,35 @@ mod tests {
                                 .map(|&c| rules.interval(c, p))
                                 .filter(|&(from, until)| from <= q && q < until)
                                 .count();
-                            assert_eq!(
-                                n, 1,
-                                "tail {tail} sinks {sinks} freeze {frozen_from:?} q {q} p {p}"
-                            );
+                            assert_eq!(n, 1, "{rules:?} q {q} p {p}");
                         }
                     }
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_row_is_coded_for_the_queries_after_the_step_that_coded_it() {
+        for (tail, page) in [(0, 1), (3, 1), (0, 4), (3, 4)] {
+            let rules = rules(tail, page, 0);
+            for p in 0..20 {
+                // A row-wise row is coded before its step's own query, a page at the end of its last row's step.
+                let coded = (0..40).find(|&len| rules.coded_end(len) > p).unwrap();
+                let own = u32::from(page == 1);
+                assert_eq!(rules.coded_from(p), Some(coded - own), "{rules:?} p {p}");
+            }
+        }
+    }
+
+    #[test]
+    fn pages_wait_for_the_compression_point() {
+        let rules = Rules {
+            not_before: 10,
+            ..rules(0, 4, 0)
+        };
+        assert_eq!((rules.coded_end(9), rules.coded_end(10)), (0, 8));
+        assert_eq!(rules.coded_from(3), Some(10));
+        assert_eq!(rules.coded_from(9), Some(12));
     }
 }

@@ -168,7 +168,7 @@ mod tests {
         let model = TinyModel::new(&config);
         let geometry = geometry(crate::model::weights::WeightSource::spec(&model), 300);
         let strategy = Strategy {
-            tail: 16,
+            tail: crate::cache::strategy::Tail::both(16),
             sinks: 4,
             ..Strategy::bare("q8_0")
         };

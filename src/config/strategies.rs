@@ -9,7 +9,7 @@ use super::stages::{encodings, projections, stage};
 use super::sweep::{Variant, expand};
 use super::{plan, presets};
 use crate::cache::stage::{KeyForm, Kind, find};
-use crate::cache::strategy::{ExactFormat, StageSpec, Strategy};
+use crate::cache::strategy::{ExactFormat, StageSpec, Strategy, Tail};
 
 const KEYS: &[&str] = &[
     "label", "preset", "retain", "project", "encode", "pack", "place", "keys", "tail", "sinks",
@@ -144,7 +144,7 @@ fn one(variant: Variant, path: &str, at: At, diagnostics: &mut Diagnostics) -> O
 
 /// What a strategy says without stages, over the exact format.
 fn exact_rows(reader: &mut Reader<'_, '_>) -> Strategy {
-    let tail = reader.count("tail", 0..=MAX_ROWS);
+    let tail = tail(reader);
     let sinks = reader.count("sinks", 0..=MAX_ROWS);
     let exact = reader.choice(
         "exact",
@@ -159,10 +159,29 @@ fn exact_rows(reader: &mut Reader<'_, '_>) -> Strategy {
     );
     Strategy {
         keys: keys.unwrap_or_default(),
-        tail: tail.unwrap_or(0),
+        tail: tail.unwrap_or_default(),
         sinks: sinks.unwrap_or(0),
         exact: exact.unwrap_or_default(),
         ..Strategy::bare("f16")
+    }
+}
+
+/// `tail = 32`, or `tail = { k = 0, v = 128 }`.
+fn tail(reader: &mut Reader<'_, '_>) -> Option<Tail> {
+    match reader.table.get("tail").map(|n| &n.raw) {
+        Some(Raw::Table(sides)) => {
+            let mut sides = Reader {
+                table: sides,
+                path: format!("{}.tail", reader.path),
+                at: reader.at,
+                diagnostics: reader.diagnostics,
+            };
+            sides.only(&["k", "v"]);
+            let k = sides.count("k", 0..=MAX_ROWS).unwrap_or(0);
+            let v = sides.count("v", 0..=MAX_ROWS).unwrap_or(0);
+            Some(Tail { k, v })
+        }
+        _ => reader.count("tail", 0..=MAX_ROWS).map(Tail::both),
     }
 }
 
@@ -238,6 +257,7 @@ fn derived_label(table: &Table, strategy: &Strategy) -> String {
             "project" => Some(project_label(strategy)),
             "encode" => Some(encode_label(strategy)),
             "pack" => strategy.pack.as_ref().map(|s| show(Kind::Pack, s)),
+            "tail" => Some(format!("tail {}", strategy.tail)),
             "place" => strategy.place.as_ref().map(|s| show(Kind::Place, s)),
             _ => match &entry.node.raw {
                 Raw::Text(s) => Some(format!("{} {s}", entry.key)),
@@ -261,10 +281,11 @@ pub fn describe(strategy: &Strategy) -> String {
     parts.extend(strategy.pack.iter().map(|s| show(Kind::Pack, s)));
     parts.extend(strategy.place.iter().map(|s| show(Kind::Place, s)));
     let mut label = parts.join("+");
-    for (n, word) in [(strategy.tail, "tail"), (strategy.sinks, "sinks")] {
-        if n > 0 {
-            label += &format!(" {word} {n}");
-        }
+    if strategy.tail != Tail::default() {
+        label += &format!(" tail {}", strategy.tail);
+    }
+    if strategy.sinks > 0 {
+        label += &format!(" sinks {}", strategy.sinks);
     }
     if strategy.exact == ExactFormat::F32 {
         label += " exact f32";

@@ -2,7 +2,7 @@
 
 use kvlab::cache::pages::{HostStore, PageId, PageStore};
 use kvlab::cache::stage::{Kind, registry};
-use kvlab::cache::strategy::{StageSpec, Strategy};
+use kvlab::cache::strategy::{StageSpec, Strategy, Tail};
 use kvlab::cache::{Admission, Continuation, KvCache, Materials, SeqId, StagedCache};
 
 use super::support::{
@@ -42,7 +42,7 @@ fn compositions() -> Vec<Strategy> {
     ] {
         let mut s = Strategy::bare(encode);
         s.label = format!("all five over {encode}");
-        s.tail = tail;
+        s.tail = Tail::both(tail);
         s.sinks = 2;
         add(&mut s, Kind::Retain, parse_example(retain));
         add(&mut s, Kind::Project, parse_example(project));

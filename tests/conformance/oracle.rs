@@ -1,7 +1,7 @@
 //! An attention oracle in f64 that shares no code with the pipeline, and the strategies whose answer it can state.
 
 use kvlab::cache::stage::{KeyForm, Params, Value};
-use kvlab::cache::strategy::{StageSpec, Strategy};
+use kvlab::cache::strategy::{StageSpec, Strategy, Tail};
 use kvlab::cache::{Geometry, SeqId};
 
 use super::support::{Script, build, geometry, run, script};
@@ -106,7 +106,7 @@ fn a_tail_and_sinks_of_f32_change_nothing() {
     let s = script(&g, 300, 4, 0.5);
     let mut strategy = Strategy::bare("f32");
     strategy.exact = kvlab::cache::strategy::ExactFormat::F32;
-    (strategy.tail, strategy.sinks) = (20, 4);
+    (strategy.tail, strategy.sinks) = (Tail::both(20), 4);
     check(&g, &s, &strategy, &|_, _, _| true, 1e-4);
 }
 
@@ -211,7 +211,7 @@ fn a_hadamard_rotation_changes_nothing_with_exact_rows() {
         for tail in [0, 16] {
             let mut strategy = Strategy::bare("f32");
             strategy.keys = keys;
-            strategy.tail = tail;
+            strategy.tail = Tail::both(tail);
             strategy.exact = kvlab::cache::strategy::ExactFormat::F32;
             strategy.project_k = vec![StageSpec::plain("hadamard")];
             strategy.project_v = vec![StageSpec::plain("hadamard")];

@@ -7,7 +7,7 @@ use kvlab::cache::rope::{PairLayout, Rope};
 use kvlab::cache::stage::{
     Calibration, HeadCovariance, HeadRows, Kind, Params, StageDef, Value, registry,
 };
-use kvlab::cache::strategy::{StageSpec, Strategy};
+use kvlab::cache::strategy::{StageSpec, Strategy, Tail};
 use kvlab::cache::{
     Admission, Batch, CacheError, Geometry, KvCache, LayerGeometry, Materials, Rows, SeqId,
     StagedCache,
@@ -204,7 +204,7 @@ pub fn matrix() -> Vec<Strategy> {
             s.label = format!("{} {}", def.kind, spec.name);
             add(&mut s, def.kind, spec);
             all.push(s.clone());
-            s.tail = 20;
+            s.tail = Tail::both(20);
             s.sinks = 2;
             s.label += " tail 20";
             all.push(s.clone());
