@@ -1,5 +1,5 @@
-//! The row codecs against bytes that other people's code wrote: gguf-py (q8_0, q4_0, f16, bf16), torch (FP8) and
-//! NVIDIA's Model Optimizer (NVFP4). Every comparison is to the bit.
+//! The row codecs against bytes that other people's code wrote: ggml's library (its block formats), gguf-py (f16, bf16),
+//! torch (FP8), NVIDIA's Model Optimizer (NVFP4) and torchao (MXFP4). Every comparison is to the bit.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use kvlab::cache::stage::{
 use safetensors::SafeTensors;
 
 const CODECS: &[u8] = include_bytes!("golden/codecs.safetensors");
+const GGML: &[u8] = include_bytes!("golden/ggml.safetensors");
 const GGUF: &[u8] = include_bytes!("golden/dequant.safetensors");
 
 fn codec(name: &str) -> Arc<dyn RowCodec> {
@@ -52,56 +53,76 @@ fn encoded(codec: &dyn RowCodec, row: &[f32]) -> Vec<u8> {
     out
 }
 
-#[test]
-fn ggml_blocks_are_written_byte_for_byte() {
-    let (x, dim) = floats(GGUF, "quantize.x");
-    for name in ["q8_0", "q4_0"] {
-        let codec = codec(name);
-        let (want, row_bytes) = tensor(GGUF, &format!("quantize.{name}"));
-        assert_eq!(codec.row_bytes(dim), row_bytes);
-        for (i, (row, want)) in x.chunks(dim).zip(want.chunks(row_bytes)).enumerate() {
-            assert_eq!(encoded(&*codec, row), want, "{name}, row {i}");
-        }
+/// Every row of `x` gives the bytes of `bytes`.
+fn assert_written(name: &str, file: &'static [u8], x: &str, bytes: &str) {
+    let codec = codec(name);
+    let (x, dim) = floats(file, x);
+    let (want, row_bytes) = tensor(file, bytes);
+    assert_eq!(codec.row_bytes(dim), row_bytes);
+    assert_eq!(x.len() / dim, want.len() / row_bytes);
+    for (i, (row, want)) in x.chunks(dim).zip(want.chunks(row_bytes)).enumerate() {
+        assert_eq!(encoded(&*codec, row), want, "{name}, row {i}");
+    }
+}
+
+/// Every row of `bytes` decodes to the values of `values`; a NaN to a NaN.
+fn assert_read(name: &str, file: &'static [u8], bytes: &str, values: &str) {
+    let (bytes, _) = tensor(file, bytes);
+    let (want, dim) = floats(file, values);
+    let mut rows = vec![f32::NAN; want.len()];
+    codec(name).decode_rows(&bytes, dim, &mut rows);
+    for (i, (got, want)) in rows.iter().zip(&want).enumerate() {
+        // The sign of a zero is no part of a number's value: ggml reads E2M1's −0 as 0.
+        let same = got == want || got.is_nan() && want.is_nan();
+        assert!(same, "{name}, value {i}: {got} {want}");
     }
 }
 
 #[test]
-fn ggml_blocks_are_read_bit_for_bit() {
-    for (name, key) in [
-        ("q8_0", "Q8_0"),
-        ("q4_0", "Q4_0"),
-        ("f16", "F16"),
-        ("bf16", "BF16"),
-    ] {
-        let (bytes, _) = tensor(GGUF, &format!("{key}.blocks"));
-        let (want, dim) = floats(GGUF, &format!("{key}.values"));
-        let mut rows = vec![f32::NAN; want.len()];
-        codec(name).decode_rows(&bytes, dim, &mut rows);
-        for (i, (got, want)) in rows.iter().zip(&want).enumerate() {
-            assert_eq!(
-                got.to_bits(),
-                want.to_bits(),
-                "{name}, value {i}: {got} {want}"
-            );
-        }
+fn ggml_blocks_are_written_byte_for_byte_and_read_bit_for_bit() {
+    for name in ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"] {
+        let (bytes, values) = (format!("{name}.bytes"), format!("{name}.values"));
+        assert_written(name, GGML, "x", &bytes);
+        assert_read(name, GGML, &bytes, &values);
     }
+}
+
+#[test]
+fn gguf_py_s_blocks_are_read_bit_for_bit() {
+    for name in ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "f16", "bf16"] {
+        let key = name.to_uppercase();
+        assert_read(
+            name,
+            GGUF,
+            &format!("{key}.blocks"),
+            &format!("{key}.values"),
+        );
+    }
+}
+
+#[test]
+fn mxfp4_is_torchao_s_codes_and_scales_and_ggml_s_values() {
+    assert_written("mxfp4", CODECS, "mxfp4.x", "mxfp4.bytes");
+    assert_read("mxfp4", GGML, "mxfp4.bytes", "mxfp4.values");
 }
 
 #[test]
 fn fp8_is_torch_s_cast_of_clamped_values() {
-    let codec = codec("fp8_e4m3");
-    let (x, _) = floats(CODECS, "fp8.x");
-    let (want, _) = tensor(CODECS, "fp8.bytes");
-    for ((x, got), want) in x.iter().zip(encoded(&*codec, &x)).zip(want) {
-        assert_eq!(got, want, "{x}");
-    }
-    let (table, _) = floats(CODECS, "fp8.table");
-    let bytes: Vec<u8> = (0..=255).collect();
-    let mut values = [0.0; 256];
-    codec.decode(&bytes, &mut values);
-    for ((byte, got), want) in bytes.iter().zip(values).zip(table) {
-        let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
-        assert!(same, "{byte:#x}: {got} {want}");
+    for name in ["fp8_e4m3", "fp8_e5m2"] {
+        let codec = codec(name);
+        let (x, _) = floats(CODECS, &format!("{name}.x"));
+        let (want, _) = tensor(CODECS, &format!("{name}.bytes"));
+        for ((x, got), want) in x.iter().zip(encoded(&*codec, &x)).zip(want) {
+            assert_eq!(got, want, "{name} of {x}");
+        }
+        let (table, _) = floats(CODECS, &format!("{name}.table"));
+        let bytes: Vec<u8> = (0..=255).collect();
+        let mut values = [0.0; 256];
+        codec.decode(&bytes, &mut values);
+        for ((byte, got), want) in bytes.iter().zip(values).zip(table) {
+            let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+            assert!(same, "{name}, {byte:#x}: {got} {want}");
+        }
     }
 }
 

@@ -1,13 +1,18 @@
-"""FP8 and NVFP4 goldens: `python make_codecs.py OUT.safetensors`.
+"""FP8, NVFP4 and MXFP4 goldens: `python make_codecs.py OUT.safetensors`.
 
-FP8 E4M3 ("fn": no infinities, NaN = 0x7f and 0xff), by torch.float8_e4m3fn:
-  fp8.x f32[N]   fp8.bytes u8[N]   torch's cast of x clamped to [-448, 448]: nearest, ties to even, NaN keeps its sign
-  fp8.table f32[256]               the value of every byte
-The clamp is ours because torch's own rule above 464 has changed: 2.15 saturates, infinities too; earlier ones gave NaN.
+FP8 by torch, F in fp8_e4m3 (float8_e4m3fn: no infinities, NaN = 0x7f and 0xff) and fp8_e5m2 (float8_e5m2):
+  F.x f32[N]   F.bytes u8[N]   torch's cast of x clamped to the largest finite number: nearest, ties to even
+  F.table f32[256]             the value of every byte
+The clamp is ours: torch casts E5M2 to infinity from 61440 on, and its rule for E4M3 above 464 has changed (2.15 saturates,
+infinities too; earlier ones gave NaN).
 NVFP4 (E2M1 codes, blocks of 16, E4M3 block scales), by NVIDIA modelopt's NVFP4QTensor with a constant tensor amax of
 448, so that the second-level scale nvfp4.s2 f32[1] is f32(448 / 2688):
   nvfp4.x f32[64][64]   nvfp4.codes u8[64][32] (even index in the low nibble)   nvfp4.scales u8[64][4]
   nvfp4.values f32[64][64] the dequantization, code value * (scale * s2)
+MXFP4 (E2M1 codes, blocks of 32, E8M0 scales of 2^(floor(log2 amax) - 2)), by torchao's to_mx with FLOOR scaling:
+  mxfp4.x f32[48][64]   mxfp4.bytes u8[48][34], each block the scale's byte and 16 bytes with channels j and j + 16
+torchao divides by 2^-126 where the scale is 2^-127; such blocks are coded by the definition in f64, which is asserted to give
+torchao's bytes for all others.
 """
 
 import sys
@@ -15,8 +20,10 @@ import sys
 import modelopt
 import numpy as np
 import torch
+import torchao
 from modelopt.torch.quantization.qtensor.nvfp4_tensor import NVFP4QTensor
 from safetensors.torch import save_file
+from torchao.prototype.mx_formats.mx_tensor import ScaleCalculationMode, to_mx
 
 TIES = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
 DOWN, UP = np.float32(-np.inf), np.float32(np.inf)
@@ -27,17 +34,20 @@ def neighbours(values):
     return np.concatenate([np.nextafter(values, DOWN), values, np.nextafter(values, UP)])
 
 
-def fp8(rng):
-    table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-    grid = np.sort(table[:127].numpy())
+def fp8(rng, name, dtype, least):
+    table = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    largest = torch.finfo(dtype).max
+    grid = np.unique(table[:127].numpy())
+    grid = grid[np.isfinite(grid)]
     ties = ((grid[1:].astype(np.float64) + grid[:-1]) / 2).astype(np.float32)
     # Powers of two on both sides of the range, the saturation's edge, and everything a float can be.
-    edges = neighbours([2.0**-9, 2.0**-10, 2.0**-6, 448, 464, 480, 512])
+    edges = neighbours([least, least / 2, largest / 2, largest, largest * 29 / 28, largest * 15 / 14, largest * 8 / 7])
     beyond = np.array([0, 1e-45, 1e-38, 1e-8, 1e4, 65504, 3e38, np.inf, np.nan], np.float32)
-    spread = (rng.normal(size=450) * 2.0 ** rng.integers(-12, 8, size=450)).astype(np.float32)
+    low, high = round(np.log2(least)) - 3, round(np.log2(largest)) - 1
+    spread = (rng.normal(size=450) * 2.0 ** rng.integers(low, high, size=450)).astype(np.float32)
     positive = np.concatenate([grid, neighbours(ties), edges, beyond, np.abs(spread)])
     x = torch.from_numpy(np.concatenate([positive, -positive]))
-    return {"fp8.x": x, "fp8.bytes": x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8), "fp8.table": table}
+    return {f"{name}.x": x, f"{name}.bytes": x.clamp(-largest, largest).to(dtype).view(torch.uint8), f"{name}.table": table}
 
 
 def tie_blocks(amax, s2):
@@ -96,11 +106,68 @@ def nvfp4(rng):
     return {"nvfp4.s2": s2, "nvfp4.x": x, "nvfp4.codes": packed._quantized_data, "nvfp4.scales": scales.view(torch.uint8), "nvfp4.values": values}
 
 
+def mxfp4_rows(rng):
+    x = np.zeros((48, 64), np.float32)
+    x[:16] = rng.normal(size=(16, 64)) * 2.0 ** rng.integers(-20, 20, size=(16, 1))
+    # Ties of every kind and the f32 beside them, in both signs, for several scales; magnitudes that saturate.
+    cases = np.concatenate([neighbours(TIES), neighbours([6.0, 7.0]), [7.99, 4.0, -0.0, 0.0, 1e-30]])
+    cases = np.concatenate([cases, -cases])[:63].astype(np.float32)
+    for row in range(16, 28):
+        both = np.concatenate([cases, [4.0]]).reshape(2, 32)
+        both[:, 31] = [4.0 if row % 2 else 7.5, -6.5]
+        x[row] = rng.permuted(both, axis=1).reshape(64) * np.float32(2.0 ** rng.integers(-100, 100))
+    # Largest magnitudes at and beside powers of two, where a logarithm in f32 goes wrong.
+    for row in range(28, 36):
+        amax = neighbours([2.0 ** (3 * row - 90)])
+        for block in range(2):
+            x[row, 32 * block : 32 * block + 32] = rng.uniform(-1, 1, size=32).astype(np.float32) * amax[0]
+            x[row, 32 * block + row % 32] = amax[(row + block) % 3] * (-1) ** row
+    # From the smallest numbers to the largest, and zeros.
+    for row, amax in enumerate([1e-45, 2.0**-148, 2.0**-130, 2.0**-127, 2.0**-126, 2.0**-125, 2.0**-124, 2.0**-123, 1e38, 3.4028235e38]):
+        x[36 + row] = rng.uniform(-1, 1, size=64) * amax
+        x[36 + row, [3, 50]] = amax
+    x[46, 32:] = -0.0
+    x[47] = rng.standard_t(2, size=64)
+    return x
+
+
+def mxfp4_by_definition(blocks):
+    amax = np.abs(blocks).max(axis=1).astype(np.float64)
+    exponent = np.where(amax == 0, -1000, np.frexp(amax)[1] - 1) - 2
+    exponent = np.clip(exponent, -127, 127)
+    quotient = np.abs(blocks.astype(np.float64)) / 2.0 ** exponent[:, None]
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    distance = np.abs(quotient[..., None] - magnitudes)
+    nearest = distance == distance.min(axis=-1, keepdims=True)
+    # Of two nearest ones the even code.
+    code = np.where(nearest.sum(axis=-1) == 2, (nearest * (np.arange(8) % 2 == 0)).argmax(axis=-1), nearest.argmax(axis=-1))
+    return exponent + 127, code + 8 * np.signbit(blocks)
+
+
+def mxfp4(rng):
+    x = mxfp4_rows(rng)
+    blocks = x.reshape(-1, 32)
+    scale, codes = mxfp4_by_definition(blocks)
+    theirs, packed = to_mx(torch.from_numpy(blocks.copy()), torch.float4_e2m1fn_x2, 32, ScaleCalculationMode.FLOOR)
+    packed = packed.view(torch.uint8).numpy()
+    unpacked = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1, 32)
+    usual = scale > 0
+    assert (theirs.view(torch.uint8).numpy().reshape(-1) == scale).all()
+    assert (unpacked == codes)[usual].all() and 80 < usual.sum() < len(usual)
+    assert set(codes.flatten().tolist()) == set(range(16))
+    out = np.concatenate([scale[:, None], codes[:, :16] | codes[:, 16:] << 4], axis=1).astype(np.uint8)
+    return {"mxfp4.x": torch.from_numpy(x), "mxfp4.bytes": torch.from_numpy(out.reshape(48, 34))}
+
+
 def main():
     rng = np.random.default_rng(4480)
     torch.set_num_threads(1)
-    arrays = fp8(rng) | nvfp4(rng)
-    metadata = {"source": f"torch {torch.__version__}, nvidia-modelopt {modelopt.__version__}"}
+    arrays = fp8(rng, "fp8_e4m3", torch.float8_e4m3fn, 2.0**-9)
+    arrays |= nvfp4(rng)
+    arrays |= fp8(rng, "fp8_e5m2", torch.float8_e5m2, 2.0**-16)
+    arrays |= mxfp4(rng)
+    versions = f"torch {torch.__version__}, nvidia-modelopt {modelopt.__version__}, torchao {torchao.__version__}"
+    metadata = {"source": versions}
     save_file({key: value.contiguous() for key, value in arrays.items()}, sys.argv[1], metadata)
     print({key: (str(value.dtype), tuple(value.shape)) for key, value in arrays.items()})
 

@@ -14,6 +14,45 @@ pub(super) trait Block<const N: usize, const BYTES: usize> {
     fn decode_block(bytes: &[u8; BYTES], x: &mut [f32; N]);
 }
 
+/// Makes a [`Block`] format of `$channels` channels in `$bytes` bytes, `$scale_bytes` of them scales, a codec of rows,
+/// compiled for several instruction sets.
+macro_rules! block_codec {
+    ($format:ident, $channels:ident, $bytes:ident, $scale_bytes:expr) => {
+        impl $crate::cache::stage::RowCodec for $format {
+            fn row_bytes(&self, dim: usize) -> usize {
+                dim.div_ceil($channels) * $bytes
+            }
+
+            fn scale_bytes(&self, dim: usize) -> usize {
+                dim.div_ceil($channels) * $scale_bytes
+            }
+
+            fn encode(&self, row: &[f32], out: &mut [u8]) {
+                encode(row, out);
+            }
+
+            fn decode(&self, bytes: &[u8], row: &mut [f32]) {
+                decode_rows(bytes, row.len(), row);
+            }
+
+            fn decode_rows(&self, bytes: &[u8], dim: usize, rows: &mut [f32]) {
+                decode_rows(bytes, dim, rows);
+            }
+        }
+
+        $crate::compute::cpu::vector::multiversion! {
+            fn encode(row: &[f32], out: &mut [u8]) =
+                $crate::cache::encode::blocks::encode::<$format, $channels, $bytes>;
+        }
+
+        $crate::compute::cpu::vector::multiversion! {
+            fn decode_rows(bytes: &[u8], dim: usize, rows: &mut [f32]) =
+                $crate::cache::encode::blocks::decode_rows::<$format, $channels, $bytes>;
+        }
+    };
+}
+pub(super) use block_codec;
+
 /// Codes each block of a row.
 #[inline(always)]
 pub(super) fn encode<B: Block<N, BYTES>, const N: usize, const BYTES: usize>(
@@ -78,6 +117,51 @@ pub(super) fn max_magnitude_bits<const N: usize>(x: &[f32; N]) -> u32 {
         width /= 2;
     }
     bits[0]
+}
+
+/// The value of largest magnitude with its sign, the first of several; +0.0 for zeros of whatever sign.
+#[inline(always)]
+pub(super) fn extreme<const N: usize>(x: &[f32; N]) -> f32 {
+    let magnitude = max_magnitude_bits(x);
+    let mut first = N - 1;
+    for (i, v) in x.iter().enumerate().rev() {
+        if v.to_bits() & 0x7fff_ffff == magnitude {
+            first = i;
+        }
+    }
+    x[first] + 0.0
+}
+
+/// The smallest and the largest value. Of zeros of both signs the first one counts, as in a plain loop.
+#[inline(always)]
+pub(super) fn range<const N: usize>(x: &[f32; N]) -> (f32, f32) {
+    let (mut low, mut high) = (*x, *x);
+    let mut width = N / 2;
+    while width > 0 {
+        for i in 0..width {
+            low[i] = if low[i + width] < low[i] {
+                low[i + width]
+            } else {
+                low[i]
+            };
+            high[i] = if high[i + width] > high[i] {
+                high[i + width]
+            } else {
+                high[i]
+            };
+        }
+        width /= 2;
+    }
+    // Halving meets the channels in another order, which shows in nothing but the sign of a zero.
+    let first_zero = || x.iter().copied().find(|v| *v == 0.0);
+    let signed = |v: f32| {
+        if v == 0.0 {
+            first_zero().unwrap_or(v)
+        } else {
+            v
+        }
+    };
+    (signed(low[0]), signed(high[0]))
 }
 
 /// The low byte, in two's complement, of an integer of at most 22 bits that an f32 holds: adding 1.5·2²³ leaves the

@@ -5,11 +5,20 @@
 
 pub mod bf16;
 mod blocks;
+mod e2m1;
 pub mod f16;
 pub mod f32;
+mod fifth_bits;
+mod float8;
 pub mod fp8_e4m3;
+pub mod fp8_e5m2;
+pub mod iq4_nl;
+pub mod mxfp4;
 pub mod nvfp4;
 pub mod q4_0;
+pub mod q4_1;
+pub mod q5_0;
+pub mod q5_1;
 pub mod q8_0;
 
 use super::stage::StageDef;
@@ -20,9 +29,15 @@ pub static STAGES: &[StageDef] = &[
     f16::DEF,
     bf16::DEF,
     fp8_e4m3::DEF,
+    fp8_e5m2::DEF,
     q8_0::DEF,
+    q5_1::DEF,
+    q5_0::DEF,
+    q4_1::DEF,
     q4_0::DEF,
+    iq4_nl::DEF,
     nvfp4::DEF,
+    mxfp4::DEF,
 ];
 
 #[cfg(test)]

@@ -8,18 +8,13 @@
 //! E2M1 number nearest to `x / (scale · s2)`, ties to the even code, magnitudes over 6 to 6; a negative number that
 //! rounds to zero has code 8, while −0.0 has code 0. A last block that is short is padded with zeros and stored whole:
 //! a row takes ⌈dim/16⌉ · 9 bytes.
-//!
-//! ```text
-//! code & 7   0    1    2    3    4    5    6    7
-//! value      0   .5    1  1.5    2    3    4    6
-//! tie          .25  .75 1.25 1.75  2.5  3.5   5
-//! goes to       0    1    1    2    2    4    4
-//! ```
 
 use std::sync::Arc;
 
 use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
-use super::{blocks, fp8_e4m3};
+use super::float8::{self, Float8};
+use super::fp8_e4m3::Fp8E4m3;
+use super::{blocks, e2m1};
 use crate::compute::cpu::vector::multiversion;
 
 /// The registry entry.
@@ -126,10 +121,10 @@ fn encode_block(x: &[f32; BLOCK], codes: &mut [u8; CODE_BYTES]) -> u8 {
         1.0
     } else {
         // Unclamped, a small block would get scale 0 and a large one NaN.
-        (amax / (6.0 * TENSOR_SCALE)).clamp(fp8_e4m3::MIN_POSITIVE, fp8_e4m3::MAX)
+        (amax / (6.0 * TENSOR_SCALE)).clamp(Fp8E4m3::MIN_POSITIVE, Fp8E4m3::MAX)
     };
-    let scale = fp8_e4m3::from_f32(wanted);
-    let step = fp8_e4m3::to_f32(scale) * TENSOR_SCALE;
+    let scale = float8::from_f32::<Fp8E4m3>(wanted);
+    let step = float8::to_f32::<Fp8E4m3>(scale) * TENSOR_SCALE;
     for (q, pair) in codes.iter_mut().zip(x.as_chunks::<2>().0) {
         *q = (to_e2m1(pair[0] / step) | to_e2m1(pair[1] / step) << 4) as u8;
     }
@@ -138,45 +133,22 @@ fn encode_block(x: &[f32; BLOCK], codes: &mut [u8; CODE_BYTES]) -> u8 {
 
 #[inline(always)]
 fn decode_block(codes: &[u8; CODE_BYTES], scale: u8, x: &mut [f32; BLOCK]) {
-    let step = fp8_e4m3::to_f32(scale) * TENSOR_SCALE;
+    let step = float8::to_f32::<Fp8E4m3>(scale) * TENSOR_SCALE;
     for (pair, &q) in x.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
-        pair[0] = from_e2m1(u32::from(q) & 15) * step;
-        pair[1] = from_e2m1(u32::from(q) >> 4) * step;
+        pair[0] = e2m1::to_f32(u32::from(q) & 15) * step;
+        pair[1] = e2m1::to_f32(u32::from(q) >> 4) * step;
     }
 }
 
-/// The code of the nearest E2M1 number: how many of the thresholds lie below, a tie counting where the code above it is
-/// even.
+/// By comparison, not by the sign bit: a negative number that rounds to zero has code 8, −0.0 has code 0.
 #[inline(always)]
 fn to_e2m1(x: f32) -> u32 {
-    let a = x.abs();
-    let index = u32::from(a > 0.25)
-        + u32::from(a >= 0.75)
-        + u32::from(a > 1.25)
-        + u32::from(a >= 1.75)
-        + u32::from(a > 2.5)
-        + u32::from(a >= 3.5)
-        + u32::from(a > 5.0);
-    // By comparison, not by the sign bit: −0.0 has code 0.
-    index | u32::from(x < 0.0) << 3
-}
-
-/// The number of a code, by arithmetic rather than a table so that the loop vectorises.
-#[inline(always)]
-fn from_e2m1(code: u32) -> f32 {
-    let m = code & 7;
-    // Exponent bias 1 in E2M1, 127 in f32; one mantissa bit.
-    let normal = (m + (126 << 1)) << 22;
-    let subnormal = if m == 0 { 0 } else { 0.5f32.to_bits() };
-    let magnitude = if m < 2 { subnormal } else { normal };
-    f32::from_bits(magnitude | (code & 8) << 28)
+    e2m1::magnitude_code(x) | u32::from(x < 0.0) << 3
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
     fn encoded(x: &[f32; BLOCK]) -> [u8; CODE_BYTES + 1] {
         let mut out = [0; CODE_BYTES + 1];
@@ -185,29 +157,8 @@ mod tests {
     }
 
     #[test]
-    fn codes_have_their_values() {
-        for code in 0..16u32 {
-            let m = MAGNITUDES[code as usize & 7];
-            let want = if code < 8 { m } else { -m };
-            assert_eq!(from_e2m1(code).to_bits(), want.to_bits());
-            let back = if code == 8 { 0 } else { code };
-            assert_eq!(to_e2m1(want), back);
-        }
-    }
-
-    #[test]
-    fn ties_go_to_the_even_code() {
-        let ties = [0.25f32, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
-        let values = [0.0f32, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0];
-        for (i, (&t, &v)) in ties.iter().zip(&values).enumerate() {
-            assert_eq!(MAGNITUDES[to_e2m1(t) as usize], v);
-            assert_eq!(MAGNITUDES[to_e2m1(t.next_down()) as usize], MAGNITUDES[i]);
-            assert_eq!(MAGNITUDES[to_e2m1(t.next_up()) as usize], MAGNITUDES[i + 1]);
-            assert_eq!(to_e2m1(-t), to_e2m1(t) | 8);
-        }
-        assert_eq!(to_e2m1(-0.1), 8);
-        assert_eq!(to_e2m1(-0.0), 0);
-        assert_eq!(to_e2m1(1e9), 7);
+    fn a_negative_that_rounds_to_zero_keeps_its_sign_but_minus_zero_does_not() {
+        assert_eq!((to_e2m1(-0.1), to_e2m1(-0.0), to_e2m1(-2.5)), (8, 0, 12));
     }
 
     #[test]
@@ -216,7 +167,7 @@ mod tests {
         let scale_of = |amax: f32| {
             let mut x = [0.0; BLOCK];
             x[5] = -amax;
-            fp8_e4m3::to_f32(encoded(&x)[CODE_BYTES])
+            float8::to_f32::<Fp8E4m3>(encoded(&x)[CODE_BYTES])
         };
         assert_eq!(scale_of(0.0), 1.0);
         assert_eq!(scale_of(3.3), 3.25);
@@ -238,7 +189,10 @@ mod tests {
         assert_eq!(out[CODE_BYTES..CODE_BYTES + 2], [0, 0x78]);
         assert_eq!(
             out[16..],
-            [fp8_e4m3::from_f32(6.0), fp8_e4m3::from_f32(3.0)]
+            [
+                float8::from_f32::<Fp8E4m3>(6.0),
+                float8::from_f32::<Fp8E4m3>(3.0)
+            ]
         );
         let mut back = [1.0; 2 * BLOCK];
         Nvfp4.decode(&out, &mut back);

@@ -4,16 +4,16 @@
 //! channel j + 16 in its high one; a channel is `(q − 8) · d`.
 //! Invariants, as ggml's reference code has them: `d = m / −8`, m the value of largest magnitude *with its sign* (the
 //! first of several); codes are `min(15, ⌊x · (1/d) + 8.5⌋)` from the d before it is rounded to f16, product and sum
-//! fused (as compilers contract ggml's loop, and as its Python twin does in f64). The value opposite to m may be off
-//! by |d|. A last block that is short is padded with zeros and stored whole: a row takes ⌈dim/32⌉ · 18 bytes.
+//! rounded one by one (x86 builds of ggml's library are compiled without fused instructions, and gguf-py does the
+//! same). The value opposite to m may be off by |d|. A last block that is short is padded with zeros and stored whole:
+//! a row takes ⌈dim/32⌉ · 18 bytes.
 
 use std::sync::Arc;
 
 use half::f16;
 
-use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
+use super::super::stage::{Codec, Kind, Stage, StageDef, Tolerance, never};
 use super::blocks::{self, Block};
-use crate::compute::cpu::vector::multiversion;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -36,68 +36,17 @@ const HALF: usize = BLOCK / 2;
 #[derive(Debug, Clone, Copy)]
 pub struct Q4_0;
 
-impl RowCodec for Q4_0 {
-    fn row_bytes(&self, dim: usize) -> usize {
-        dim.div_ceil(BLOCK) * BLOCK_BYTES
-    }
-
-    fn scale_bytes(&self, dim: usize) -> usize {
-        dim.div_ceil(BLOCK) * 2
-    }
-
-    fn encode(&self, row: &[f32], out: &mut [u8]) {
-        encode(row, out);
-    }
-
-    fn decode(&self, bytes: &[u8], row: &mut [f32]) {
-        decode_rows(bytes, row.len(), row);
-    }
-
-    fn decode_rows(&self, bytes: &[u8], dim: usize, rows: &mut [f32]) {
-        decode_rows(bytes, dim, rows);
-    }
-}
-
-multiversion! {
-    fn encode(row: &[f32], out: &mut [u8]) = encode_body;
-}
-
-multiversion! {
-    fn decode_rows(bytes: &[u8], dim: usize, rows: &mut [f32]) = decode_rows_body;
-}
-
-#[inline(always)]
-fn encode_body(row: &[f32], out: &mut [u8]) {
-    blocks::encode::<Q4_0, BLOCK, BLOCK_BYTES>(row, out);
-}
-
-#[inline(always)]
-fn decode_rows_body(bytes: &[u8], dim: usize, rows: &mut [f32]) {
-    blocks::decode_rows::<Q4_0, BLOCK, BLOCK_BYTES>(bytes, dim, rows);
-}
-
-/// The value of largest magnitude, the first of several.
-#[inline(always)]
-fn extreme(x: &[f32; BLOCK]) -> f32 {
-    let magnitude = blocks::max_magnitude_bits(x);
-    let mut first = BLOCK - 1;
-    for (i, v) in x.iter().enumerate().rev() {
-        if v.to_bits() & 0x7fff_ffff == magnitude {
-            first = i;
-        }
-    }
-    x[first]
-}
+blocks::block_codec!(Q4_0, BLOCK, BLOCK_BYTES, 2);
 
 #[inline(always)]
 fn code(x: f32, inverse: f32) -> u8 {
-    blocks::low_byte(x.mul_add(inverse, 8.5).floor().min(15.0))
+    blocks::low_byte((x * inverse + 8.5).floor().min(15.0))
 }
 
 impl Block<BLOCK, BLOCK_BYTES> for Q4_0 {
     #[inline(always)]
     fn encode_block(x: &[f32; BLOCK], out: &mut [u8; BLOCK_BYTES]) {
-        let d = extreme(x) / -8.0;
+        let d = blocks::extreme(x) / -8.0;
         let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
         let (scale, codes) = out.split_at_mut(2);
         scale.copy_from_slice(&f16::from_f32(d).to_le_bytes());
@@ -121,6 +70,7 @@ impl Block<BLOCK, BLOCK_BYTES> for Q4_0 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::stage::RowCodec;
 
     fn encoded(x: &[f32; BLOCK]) -> [u8; BLOCK_BYTES] {
         let mut out = [0; BLOCK_BYTES];
@@ -171,15 +121,17 @@ mod tests {
     }
 
     #[test]
-    fn the_product_is_not_rounded_before_the_sum() {
+    fn product_and_sum_are_rounded_one_by_one() {
         let mut n_differ = 0;
         for i in 0..200_000u32 {
             // x/d within an ulp of −1/2, −3/2 … −15/2: there the sum is finer than a rounded product.
             let inverse = 0.5 + (i % 4001) as f32 / 8192.0;
             let x = -((i % 8) as f32 + 0.5) / inverse;
-            let exact = f64::from(x) * f64::from(inverse) + 8.5;
-            assert_eq!(code(x, inverse), (exact as f32).floor().min(15.0) as u8);
-            n_differ += u32::from(code(x, inverse) != (x * inverse + 8.5).floor().min(15.0) as u8);
+            let product = (f64::from(x) * f64::from(inverse)) as f32;
+            let sum = (f64::from(product) + 8.5) as f32;
+            assert_eq!(code(x, inverse), sum.floor().min(15.0) as u8);
+            let fused = x.mul_add(inverse, 8.5).floor().min(15.0) as u8;
+            n_differ += u32::from(code(x, inverse) != fused);
         }
         assert!(n_differ > 0);
     }

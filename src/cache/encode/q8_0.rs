@@ -9,9 +9,8 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
+use super::super::stage::{Codec, Kind, Stage, StageDef, Tolerance, never};
 use super::blocks::{self, Block};
-use crate::compute::cpu::vector::multiversion;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -33,45 +32,7 @@ const BLOCK_BYTES: usize = 34;
 #[derive(Debug, Clone, Copy)]
 pub struct Q8_0;
 
-impl RowCodec for Q8_0 {
-    fn row_bytes(&self, dim: usize) -> usize {
-        dim.div_ceil(BLOCK) * BLOCK_BYTES
-    }
-
-    fn scale_bytes(&self, dim: usize) -> usize {
-        dim.div_ceil(BLOCK) * 2
-    }
-
-    fn encode(&self, row: &[f32], out: &mut [u8]) {
-        encode(row, out);
-    }
-
-    fn decode(&self, bytes: &[u8], row: &mut [f32]) {
-        decode_rows(bytes, row.len(), row);
-    }
-
-    fn decode_rows(&self, bytes: &[u8], dim: usize, rows: &mut [f32]) {
-        decode_rows(bytes, dim, rows);
-    }
-}
-
-multiversion! {
-    fn encode(row: &[f32], out: &mut [u8]) = encode_body;
-}
-
-multiversion! {
-    fn decode_rows(bytes: &[u8], dim: usize, rows: &mut [f32]) = decode_rows_body;
-}
-
-#[inline(always)]
-fn encode_body(row: &[f32], out: &mut [u8]) {
-    blocks::encode::<Q8_0, BLOCK, BLOCK_BYTES>(row, out);
-}
-
-#[inline(always)]
-fn decode_rows_body(bytes: &[u8], dim: usize, rows: &mut [f32]) {
-    blocks::decode_rows::<Q8_0, BLOCK, BLOCK_BYTES>(bytes, dim, rows);
-}
+blocks::block_codec!(Q8_0, BLOCK, BLOCK_BYTES, 2);
 
 impl Block<BLOCK, BLOCK_BYTES> for Q8_0 {
     #[inline(always)]
@@ -97,6 +58,7 @@ impl Block<BLOCK, BLOCK_BYTES> for Q8_0 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::stage::RowCodec;
 
     #[test]
     fn halves_go_away_from_zero() {
