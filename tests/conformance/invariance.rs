@@ -173,7 +173,8 @@ fn truncation_equals_never_having_appended_or_names_how_far_back_it_can_go() {
             let to = match cache.truncate(SeqId(0), to) {
                 Ok(()) => to,
                 Err(kvlab::cache::CacheError::Irreversible { earliest, .. }) => {
-                    let reversible = strategy.retain.is_none() && strategy.tail == Default::default();
+                    let reversible =
+                        strategy.retain.is_none() && strategy.tail == Default::default();
                     assert!(
                         !reversible,
                         "{}: row-wise without retention reaches any length",

@@ -1,5 +1,6 @@
 //! Reported bytes against hand values, and stages that cheat.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use kvlab::cache::stage::{Codec, HeadContext, Kind, RowCodec, Stage, Tolerance, registry};
@@ -21,9 +22,15 @@ fn bytes_per_row_are_the_formats_definition() {
         ("f16", 23_040),
         ("bf16", 23_040),
         ("fp8_e4m3", 11_520),
+        ("fp8_e5m2", 11_520),
         ("q8_0", 12_240),
+        ("q5_1", 8_640),
+        ("q5_0", 7_920),
+        ("q4_1", 7_200),
         ("q4_0", 6_480),
+        ("iq4_nl", 6_480),
         ("nvfp4", 6_480),
+        ("mxfp4", 6_120),
     ] {
         let mut cache = build(&Strategy::bare(format), &g);
         run(&mut cache, &g, SeqId(0), &s, &[256]);
@@ -67,13 +74,16 @@ fn every_strategy_reports_bytes_and_a_constant_slope() {
     }
 }
 
+/// Head sizes with whole and partial blocks.
+const DIMS: [usize; 7] = [20, 32, 33, 64, 80, 128, 256];
+
 /// What a codec must hold: its bytes alone carry the row, a lossy one errs, within its stated bound.
 fn check_codec(
     fresh: &dyn Fn(usize) -> Arc<dyn RowCodec>,
     tolerance: Tolerance,
 ) -> Result<(), String> {
     let mut rng = ChaCha8Rng::seed_from_u64(83);
-    for dim in [20, 32, 33, 64, 80, 128, 256] {
+    for dim in DIMS {
         for _ in 0..16 {
             let row: Vec<f32> = (0..dim)
                 .map(|_| (0..4).map(|_| rng.random_range(-1.0f32..1.0)).sum())
@@ -108,13 +118,17 @@ fn check_codec(
 fn every_codec_holds_its_bound_on_every_head_dim() {
     let g = tiny();
     let statistics = calibration(&g);
+    let samples: BTreeMap<usize, Vec<Vec<f32>>> = DIMS
+        .iter()
+        .map(|&dim| {
+            let calibration = calibration(&geometry(4, 2, dim));
+            let keys = calibration.rows[0].iter().map(|h| h.k.clone());
+            (dim, keys.collect())
+        })
+        .collect();
     for def in registry().filter(|d| d.kind == Kind::Encode) {
         for spec in examples(def) {
             let fresh = |dim: usize| -> Arc<dyn RowCodec> {
-                let samples: Vec<Vec<f32>> = calibration(&geometry(4, 2, dim)).rows[0]
-                    .iter()
-                    .map(|h| h.k.clone())
-                    .collect();
                 let context = kvlab::cache::stage::BuildContext {
                     geometry: &g,
                     keys: Default::default(),
@@ -122,7 +136,7 @@ fn every_codec_holds_its_bound_on_every_head_dim() {
                     calibration: Some(&statistics),
                     backing_dir: None,
                     head: Some(HeadContext {
-                        samples: &samples,
+                        samples: &samples[&dim],
                         ..HeadContext::any(dim)
                     }),
                 };
