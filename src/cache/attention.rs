@@ -131,7 +131,7 @@ impl Scratch {
         let Some(page) = view.see(source, (Side::K, class), range, tile) else {
             return Ok(());
         };
-        let format = view.formats.format(view.head, Side::K, class);
+        let format = page.format(view.formats.ladder(view.head, Side::K, class));
         let n = source.positions.len();
         let d = view.geometry.head_dim;
         let n_stored = page.stored().count_ones() as usize;
@@ -183,7 +183,7 @@ impl Scratch {
         let Some(page) = view.see(source, (Side::V, class), range, tile) else {
             return Ok(());
         };
-        let format = view.formats.format(view.head, Side::V, class);
+        let format = page.format(view.formats.ladder(view.head, Side::V, class));
         source.make_room(RANGE * format.dim, 0);
         let n_stored = page.stored().count_ones() as usize;
         source.data.resize(n_stored * format.dim, 0.0);

@@ -12,7 +12,7 @@
 //! ```
 
 use super::RANGE;
-use super::stage::{Codec, Side};
+use super::stage::Codec;
 
 /// Rows of a range: bit i stands for position `range · 128 + i`.
 pub type Mask = u128;
@@ -119,21 +119,6 @@ impl Format {
     }
 }
 
-/// Both sides' formats.
-#[derive(Clone)]
-pub struct PairFormat {
-    /// Keys.
-    pub k: Format,
-    /// Values.
-    pub v: Format,
-}
-
-impl PairFormat {
-    /// One side's format.
-    pub fn side(&self, side: Side) -> &Format {
-        match side {
-            Side::K => &self.k,
-            Side::V => &self.v,
-        }
-    }
-}
+/// A table's formats by level of precision, the most bits first. Only coded rows of a strategy with a budget have more than
+/// one level.
+pub type Ladder = [Format];

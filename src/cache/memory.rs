@@ -64,11 +64,19 @@ impl Sum<'_> {
                 let live = head.live_positions().len() as u64;
                 self.report.rows_seen += u64::from(head.n_seen.min(most)).max(live);
                 self.report.rows_live += live;
+                for page in head.tables[Side::K as usize][Class::Coded as usize].pages() {
+                    let sinks = self.cache.stages.sinks;
+                    let n_rows = page.positions().filter(|&p| p >= sinks).count() as u64;
+                    if let Some(n) = self.report.rows_at_level.get_mut(usize::from(page.level)) {
+                        *n += n_rows;
+                    }
+                }
                 for (side, tables) in Side::BOTH.into_iter().zip(&head.tables) {
                     for (class, table) in Class::ALL.into_iter().zip(tables) {
                         self.report.page_table_bytes += table.table_bytes();
                         for page in table.pages() {
-                            self.page(class, page, formats.format(kv_head, side, class));
+                            let format = page.format(formats.ladder(kv_head, side, class));
+                            self.page(class, page, format);
                         }
                     }
                 }

@@ -12,6 +12,7 @@
 
 mod append;
 mod attention;
+mod budget;
 pub mod encode;
 mod formats;
 mod memory;
@@ -32,6 +33,7 @@ mod table;
 pub mod types;
 mod visibility;
 
+pub use budget::least_budget;
 pub use pipeline::StagedCache;
 pub use stages::Materials;
 pub use types::{
@@ -113,6 +115,20 @@ pub enum CacheError {
     /// A packed page did not unpack to what was packed.
     #[error("packed page: {0}")]
     Pack(String),
+    /// The budget is used up: every page stands at the lowest precision already.
+    #[error(
+        "sequence {seq}: position {position} needs {needed_bytes} bytes with every page at the lowest precision, the budget is {budget_bytes}: raise it, or add a format of fewer bits to `budget.then`"
+    )]
+    OverBudget {
+        /// The sequence, the first in order of those that share the budget.
+        seq: u32,
+        /// The position that can't be taken in.
+        position: u32,
+        /// Bytes with that position.
+        needed_bytes: u64,
+        /// Bytes allowed.
+        budget_bytes: u64,
+    },
     /// Building a strategy's stages failed.
     #[error(transparent)]
     Stage(#[from] stage::StageError),
@@ -135,6 +151,11 @@ pub struct Needs {
 pub trait KvCache: Send {
     /// What the cache asks of the engine.
     fn needs(&self) -> Needs;
+    /// Most tokens, up to `asked`, that the sequence's next step may bring and still equal decoding them one by one.
+    fn step_limit(&self, seq: SeqId, asked: usize) -> usize {
+        let _ = seq;
+        self.needs().max_chunk.unwrap_or(asked).min(asked).max(1)
+    }
     /// Starts an empty sequence.
     fn admit(&mut self, seq: SeqId, admission: Admission) -> Result<(), CacheError>;
     /// Stores the new rows of one layer. `rows.k`, `rows.v`: `[row][kv_head][head_dim]`, before RoPE.

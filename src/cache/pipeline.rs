@@ -183,6 +183,11 @@ impl KvCache for StagedCache {
         self.stages.needs()
     }
 
+    fn step_limit(&self, seq: SeqId, asked: usize) -> usize {
+        let asked = self.needs().max_chunk.unwrap_or(asked).min(asked).max(1);
+        self.budget_limit(seq, asked)
+    }
+
     fn admit(&mut self, seq: SeqId, admission: Admission) -> Result<(), CacheError> {
         if self.sequences.contains_key(&seq) {
             return Err(CacheError::SequenceExists(seq.0));
@@ -206,6 +211,9 @@ impl KvCache for StagedCache {
         let width = g.n_kv_heads * g.head_dim;
         Self::shape("K rows", rows.k.len(), batch.n_rows() * width)?;
         Self::shape("V rows", rows.v.len(), batch.n_rows() * width)?;
+        if layer == 0 {
+            self.check_budget(batch)?;
+        }
         for span in batch.spans() {
             let at = span.first_row * width..(span.first_row + span.n_tokens()) * width;
             let (k, v) = (&rows.k[at.clone()], &rows.v[at]);
@@ -261,7 +269,7 @@ impl KvCache for StagedCache {
                 Ok(())
             })?;
         }
-        Ok(())
+        self.make_room(batch)
     }
 
     fn compress(&mut self, seq: SeqId, continuation: Continuation) -> Result<(), CacheError> {
@@ -371,16 +379,16 @@ fn commit_layer(
             let aged = |p: u32| p < end && rules.coded_from(p).is_some_and(|from| from <= next);
             let mut n_gone = 0;
             for class in Class::ALL {
-                let format = formats.format(h, side, class);
-                n_gone += head.table(side, class).remove(places, format, |p| {
+                let ladder = formats.ladder(h, side, class);
+                n_gone += head.table(side, class).remove(places, ladder, |p| {
                     gone(p) || class == Class::Exact && aged(p)
                 })?;
             }
             if n_gone > 0 && (evicted || window_start > 0) {
                 earliest = next;
             }
-            let format = formats.format(h, side, Class::Coded);
-            head.table(side, Class::Coded).seal(places, format, end)?;
+            let ladder = formats.ladder(h, side, Class::Coded);
+            head.table(side, Class::Coded).seal(places, ladder, end)?;
         }
     }
     state.earliest = earliest;
@@ -423,9 +431,9 @@ fn truncate(
             head.scores.truncate(live);
             for side in Side::BOTH {
                 for class in Class::ALL {
-                    let format = formats.format(h, side, class);
+                    let ladder = formats.ladder(h, side, class);
                     head.table(side, class)
-                        .remove(places, format, |p| p >= len)?;
+                        .remove(places, ladder, |p| p >= len)?;
                 }
             }
             head.n_seen = len;

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::encode;
-use super::formats::{Format, PairFormat};
+use super::formats::{Format, Ladder};
 use super::sequence::SequenceState;
 use super::stage::{
     BuildContext, Calibration, Codec, HeadContext, HeadRows, KeyForm, Kind, Packer, Params,
     Placement, Projection, Retention, Side, Stage, StageDef, StageError, find,
 };
-use super::strategy::{ExactFormat, StageSpec, Strategy};
+use super::strategy::{Budget, ExactFormat, StageSpec, Strategy};
 use super::visibility::{Class, Rules};
 use super::{Geometry, Needs};
 
@@ -90,23 +90,27 @@ impl Chain {
 /// Formats of one layer's rows.
 #[derive(Clone)]
 pub struct LayerFormats {
-    /// Coded rows (after projection), by KV head.
-    pub coded: Vec<PairFormat>,
-    /// Sinks and tail.
-    pub exact: PairFormat,
-    /// Rows of an exact continuation.
-    pub frozen: PairFormat,
+    /// Coded rows (after projection), by KV head and side: formats by level.
+    coded: Vec<[Vec<Format>; 2]>,
+    /// Sinks and tail, of both sides.
+    exact: [Format; 1],
+    /// Rows of an exact continuation, of both sides.
+    frozen: [Format; 1],
 }
 
 impl LayerFormats {
-    /// The format of one side and class of a KV head.
-    pub fn format(&self, head: usize, side: Side, class: Class) -> &Format {
+    /// The formats of one side and class of a KV head, by level.
+    pub fn ladder(&self, head: usize, side: Side, class: Class) -> &Ladder {
         match class {
-            Class::Coded => &self.coded[head],
+            Class::Coded => &self.coded[head][side as usize],
             Class::Exact => &self.exact,
             Class::Frozen => &self.frozen,
         }
-        .side(side)
+    }
+
+    /// The format in which new rows of one side and class of a KV head are written.
+    pub fn format(&self, head: usize, side: Side, class: Class) -> &Format {
+        &self.ladder(head, side, class)[0]
     }
 }
 
@@ -129,6 +133,8 @@ pub struct Stages {
     pub tail: [u32; 2],
     /// First rows that stay exact.
     pub sinks: u32,
+    /// Bytes that a sequence may take.
+    pub budget: Option<Budget>,
     /// Per layer.
     pub formats: Vec<LayerFormats>,
     table_bytes: u64,
@@ -348,17 +354,20 @@ fn wrong_kind(kind: Kind, spec: &StageSpec) -> StageError {
     }
 }
 
-/// The same codec for both sides.
-fn plain(codec: Codec) -> impl Fn(usize) -> PairFormat {
-    move |dim| {
-        let format = Format {
-            codec: codec.clone(),
-            dim,
-        };
-        PairFormat {
-            k: format.clone(),
-            v: format,
-        }
+/// Levels of precision share their pages: a page is encoded again as a whole.
+fn same_pages(first: Option<&Format>, lower: &Format, spec: &StageSpec) -> Result<(), StageError> {
+    let pages = |f: &Format| f.codec.page_rows();
+    match first {
+        Some(first) if pages(first) != pages(lower) => Err(StageError::Parameter {
+            kind: Kind::Encode,
+            name: spec.name.clone(),
+            problem: format!(
+                "it codes {} rows together, the formats of more bits in the same budget {}: give them the same `page`",
+                pages(lower),
+                pages(first)
+            ),
+        }),
+        _ => Ok(()),
     }
 }
 
@@ -371,28 +380,42 @@ impl Stages {
         };
         let project_k = b.chain(&strategy.project_k, Side::K)?;
         let project_v = b.chain(&strategy.project_v, Side::V)?;
-        let (k, k_table_bytes) = b.formats(&strategy.encode_k, Side::K, &project_k)?;
-        let (v, v_table_bytes) = b.formats(&strategy.encode_v, Side::V, &project_v)?;
-        let exact = plain(match strategy.exact {
+        let exact = match strategy.exact {
             ExactFormat::F16 => Codec::Rows(Arc::new(encode::f16::F16)),
             ExactFormat::F32 => Codec::Rows(Arc::new(encode::f32::F32)),
-        });
-        let frozen = plain(Codec::Rows(Arc::new(encode::f32::F32)));
-        let formats = materials
+        };
+        let frozen = Codec::Rows(Arc::new(encode::f32::F32));
+        let format = |codec: &Codec, dim| Format {
+            codec: codec.clone(),
+            dim,
+        };
+        let mut formats: Vec<LayerFormats> = materials
             .geometry
             .layers
             .iter()
-            .zip(k.into_iter().zip(v))
-            .map(|(layer, (k, v))| LayerFormats {
-                coded: k
-                    .into_iter()
-                    .zip(v)
-                    .map(|(k, v)| PairFormat { k, v })
-                    .collect(),
-                exact: exact(layer.head_dim),
-                frozen: frozen(layer.head_dim),
+            .map(|layer| LayerFormats {
+                coded: vec![[Vec::new(), Vec::new()]; layer.n_kv_heads],
+                exact: [format(&exact, layer.head_dim)],
+                frozen: [format(&frozen, layer.head_dim)],
             })
             .collect();
+        let mut table_bytes = 0;
+        for (encode_k, encode_v) in strategy.levels() {
+            for (spec, side, chain) in [
+                (encode_k, Side::K, &project_k),
+                (encode_v, Side::V, &project_v),
+            ] {
+                let (built, bytes) = b.formats(spec, side, chain)?;
+                table_bytes += bytes;
+                for (layer, built) in formats.iter_mut().zip(built) {
+                    for (head, format) in layer.coded.iter_mut().zip(built) {
+                        let ladder = &mut head[side as usize];
+                        same_pages(ladder.first(), &format, spec)?;
+                        ladder.push(format);
+                    }
+                }
+            }
+        }
         let retain = match &strategy.retain {
             Some(spec) => match b.stage(Kind::Retain, spec, Side::K)? {
                 Stage::Retain(r) => Some(r),
@@ -425,24 +448,30 @@ impl Stages {
                 .map(|side| u32::try_from(strategy.tail.side(side)).unwrap_or(u32::MAX)),
             sinks: u32::try_from(strategy.sinks).unwrap_or(u32::MAX),
             formats,
-            table_bytes: k_table_bytes + v_table_bytes,
+            table_bytes,
+            budget: strategy.budget.clone(),
         })
     }
 
     /// The visibility rules of one layer of a sequence, by side.
-    pub fn rules(
-        &self,
-        state: &SequenceState,
-        (layer, window): (usize, Option<u32>),
-    ) -> [Rules; 2] {
+    pub fn rules(&self, state: &SequenceState, place: (usize, Option<u32>)) -> [Rules; 2] {
+        self.rules_of(place).map(|rules| Rules {
+            not_before: state.pages_from,
+            frozen_from: state.frozen_from,
+            ..rules
+        })
+    }
+
+    /// The rules of a layer with that sliding window in any sequence that decodes.
+    pub fn rules_of(&self, (layer, window): (usize, Option<u32>)) -> [Rules; 2] {
         Side::BOTH.map(|side| {
             let format = self.formats[layer].format(0, side, Class::Coded);
             Rules {
                 tail: self.tail[side as usize],
                 page: format.codec.page_rows() as u32,
                 sinks: self.sinks,
-                not_before: state.pages_from,
-                frozen_from: state.frozen_from,
+                not_before: 0,
+                frozen_from: None,
                 window,
             }
         })

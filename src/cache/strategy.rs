@@ -129,9 +129,59 @@ pub struct Strategy {
     pub sinks: usize,
     /// Format of exact rows.
     pub exact: ExactFormat,
+    /// Bytes that a sequence may take, and what pages are encoded to when they don't suffice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Budget>,
+}
+
+/// Whose bytes a budget limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// Each sequence's.
+    #[default]
+    Sequence,
+    /// Those of all sequences together. What a sequence gets then depends on the others.
+    All,
+}
+
+/// A change of a budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BudgetStep {
+    /// Length of the sequence (of the longest one, where all share a budget) from which it holds.
+    pub at: u32,
+    /// Bytes from there on.
+    pub bytes: u64,
+}
+
+/// Mixed precision by budget: as a context grows, its oldest pages are encoded again with fewer bits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Budget {
+    /// Resident bytes allowed.
+    pub bytes: u64,
+    /// Whose.
+    pub scope: Scope,
+    /// Later budgets, by ascending length.
+    pub steps: Vec<BudgetStep>,
+    /// Formats of K and V after `encode`, of fewer and fewer bits.
+    pub then: Vec<(StageSpec, StageSpec)>,
+}
+
+impl Budget {
+    /// Bytes allowed at a length.
+    pub fn at(&self, len: u32) -> u64 {
+        let step = self.steps.iter().rev().find(|s| s.at <= len);
+        step.map_or(self.bytes, |s| s.bytes)
+    }
 }
 
 impl Strategy {
+    /// Formats of K and V by level of precision, the most bits first.
+    pub fn levels(&self) -> impl Iterator<Item = (&StageSpec, &StageSpec)> {
+        let lower = self.budget.iter().flat_map(|b| &b.then);
+        std::iter::once((&self.encode_k, &self.encode_v)).chain(lower.map(|(k, v)| (k, v)))
+    }
+
     /// The bare format `name` for K and V: no tail, no sinks, nothing else.
     pub fn bare(name: &str) -> Self {
         Self {
@@ -147,6 +197,7 @@ impl Strategy {
             tail: Tail::default(),
             sinks: 0,
             exact: ExactFormat::F16,
+            budget: None,
         }
     }
 }

@@ -4,7 +4,7 @@
 //! (one bit per position); an open page of row-wise rows grows and shrinks by granules of 16 rows. A row that leaves a
 //! page-wise page becomes a hole: still stored, no longer live, until no row of the page lives.
 
-use super::formats::{Format, Mask, pages};
+use super::formats::{Format, Ladder, Mask, pages};
 use super::pages::{PageId, PageStore, Tier};
 use super::scratch::room;
 use super::stage::{Codec, Packer, Slot};
@@ -52,6 +52,8 @@ pub struct Page {
     pub range: u32,
     /// Sealing was done (packing may not have helped); any change of the rows undoes it.
     pub sealed: bool,
+    /// Level of precision: index into the table's formats.
+    pub level: u8,
     // Halves, low first: a u128 would align the whole page to 16 bytes, which are charged.
     live: [u64; 2],
     /// Stored rows that no longer live; only page-wise formats have any.
@@ -61,6 +63,11 @@ pub struct Page {
 }
 
 impl Page {
+    /// The page's format.
+    pub fn format<'a>(&self, ladder: &'a Ladder) -> &'a Format {
+        &ladder[usize::from(self.level)]
+    }
+
     /// Rows that live.
     pub fn live(&self) -> Mask {
         Mask::from(self.live[0]) | Mask::from(self.live[1]) << 64
@@ -277,7 +284,7 @@ impl RowTable {
         (self.pages.capacity() * size_of::<Page>()) as u64 + holes
     }
 
-    /// Appends encoded rows: `rows` of a range, which come after every row that is there.
+    /// Appends rows of level 0: `rows` of a range, which come after every row that is there.
     pub fn push(
         &mut self,
         places: &mut Places<'_>,
@@ -291,6 +298,7 @@ impl RowTable {
                 let page = Page {
                     range,
                     sealed: false,
+                    level: 0,
                     live: [0; 2],
                     holes: None,
                     bytes: PageBytes::Raw(places.store.alloc(0)),
@@ -315,7 +323,7 @@ impl RowTable {
     /// Grows the page table by little, since it is charged.
     fn reserve(&mut self) {
         if self.pages.len() == self.pages.capacity() {
-            self.pages.reserve_exact(4);
+            self.pages.reserve_exact(1);
         }
     }
 
@@ -348,13 +356,14 @@ impl RowTable {
     pub fn remove(
         &mut self,
         places: &mut Places<'_>,
-        format: &Format,
+        ladder: &Ladder,
         leaves: impl Fn(u32) -> bool,
     ) -> Result<usize, CacheError> {
         let mut n_removed = 0;
         let mut i = 0;
         while i < self.pages.len() {
             let page = &self.pages[i];
+            let format = page.format(ladder);
             let (live, stored) = (page.live(), page.stored());
             let kept: Mask = page
                 .positions()
@@ -383,9 +392,7 @@ impl RowTable {
             self.pages[i].set(kept, still_stored);
             i += 1;
         }
-        if self.pages.capacity() > self.pages.len() + 4 {
-            self.pages.shrink_to(self.pages.len() + 4);
-        }
+        self.pages.shrink_to_fit();
         Ok(n_removed)
     }
 
@@ -393,7 +400,7 @@ impl RowTable {
     pub fn seal(
         &mut self,
         places: &mut Places<'_>,
-        format: &Format,
+        ladder: &Ladder,
         end: u32,
     ) -> Result<(), CacheError> {
         if places.packer.is_none() && places.tier.is_none() {
@@ -403,9 +410,49 @@ impl RowTable {
             if page.sealed || (page.range + 1) * RANGE as u32 > end {
                 continue;
             }
-            page.bytes = sealed(page, places, format)?;
+            page.bytes = sealed(page, places, page.format(ladder))?;
             page.sealed = true;
         }
+        Ok(())
+    }
+
+    /// Encodes a range's rows again, from what is stored of them, one level lower.
+    pub fn recode(
+        &mut self,
+        places: &mut Places<'_>,
+        ladder: &Ladder,
+        range: u32,
+    ) -> Result<(), CacheError> {
+        let Ok(i) = self.index(range) else {
+            return Ok(());
+        };
+        let page = &mut self.pages[i];
+        let (old, new) = (page.format(ladder), &ladder[usize::from(page.level) + 1]);
+        let stored = page.stored();
+        let mut rows = vec![0.0; stored.count_ones() as usize * old.dim];
+        let mut buffers = ReadBuffers::default();
+        old.decode(
+            stored,
+            places.reader().bytes(page, old, &mut buffers)?,
+            &mut rows,
+        );
+        let mut bytes = Vec::with_capacity(new.bytes(stored));
+        let mut left = &rows[..];
+        let units: Vec<Mask> = match &new.codec {
+            Codec::Rows(_) => vec![stored],
+            Codec::Pages(codec) => pages(stored, codec.page_rows()).collect(),
+        };
+        for unit in units {
+            let (unit, later) = left.split_at(unit.count_ones() as usize * new.dim);
+            bytes.extend(new.encode(unit));
+            left = later;
+        }
+        places.free(page.bytes);
+        let id = places.store.alloc(bytes.len());
+        places.store.write(id, 0, &bytes);
+        page.bytes = PageBytes::Raw(id);
+        page.sealed = false;
+        page.level += 1;
         Ok(())
     }
 
@@ -428,7 +475,7 @@ impl RowTable {
 }
 
 /// Allocated bytes for the stored rows of an open page.
-fn room_for(format: &Format, stored: Mask) -> usize {
+pub fn room_for(format: &Format, stored: Mask) -> usize {
     match &format.codec {
         Codec::Rows(codec) => {
             let n = stored.count_ones() as usize;

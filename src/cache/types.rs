@@ -171,6 +171,9 @@ pub struct MemoryReport {
     pub backing_bytes: u64,
     /// Rows that can still be attended, summed over layers and KV heads.
     pub rows_live: u64,
+    /// Coded rows by level of precision, the most bits first, summed over layers and KV heads; one level without a budget.
+    #[serde(default)]
+    pub rows_at_level: [u64; 4],
     /// Rows ever appended and not truncated, summed over layers and KV heads.
     pub rows_seen: u64,
 }

@@ -17,6 +17,7 @@ use crate::cache::{
     Rows, SeqId,
 };
 use crate::config::Protocol;
+use crate::config::is_calibrated;
 
 const SEQ: SeqId = SeqId(0);
 const STEP: usize = 256;
@@ -32,8 +33,17 @@ pub fn at(
     n_tokens: usize,
 ) -> Result<MemoryReport, CacheError> {
     let mut total = MemoryReport::default();
+    if strategy.budget.is_some() {
+        // The layers share the budget: one alone would have it for itself.
+        return fill(strategy, geometry, protocol, n_tokens);
+    }
     for (layer, n_layers) in distinct(geometry) {
-        let one = fill(strategy, layer, protocol, n_tokens)?;
+        let one = Geometry {
+            layers: vec![layer.clone()],
+        };
+        let one = fill(strategy, &one, protocol, n_tokens)?;
+        // A stage that learns has tables for each layer.
+        total.table_bytes += one.table_bytes * if is_calibrated(strategy) { n_layers } else { 1 };
         add(&mut total, &one, n_layers);
     }
     Ok(total)
@@ -57,28 +67,27 @@ fn add(total: &mut MemoryReport, one: &MemoryReport, n: u64) {
     total.scale_bytes += n * one.scale_bytes;
     total.index_bytes += n * one.index_bytes;
     total.page_table_bytes += n * one.page_table_bytes;
-    total.table_bytes += one.table_bytes;
     total.projection_bytes += n * one.projection_bytes;
     total.exact_bytes += n * one.exact_bytes;
     total.slack_bytes += n * one.slack_bytes;
     total.scratch_bytes = total.scratch_bytes.max(one.scratch_bytes);
     total.backing_bytes += n * one.backing_bytes;
     total.rows_live += n * one.rows_live;
+    for (total, one) in total.rows_at_level.iter_mut().zip(one.rows_at_level) {
+        *total += n * one;
+    }
     total.rows_seen += n * one.rows_seen;
 }
 
 fn fill(
     strategy: &Strategy,
-    layer: &LayerGeometry,
+    geometry: &Geometry,
     protocol: &Protocol,
     n_tokens: usize,
 ) -> Result<MemoryReport, CacheError> {
-    let geometry = Geometry {
-        layers: vec![layer.clone()],
-    };
-    let calibration = white(layer);
+    let calibration = white(geometry);
     let materials = Materials {
-        geometry: &geometry,
+        geometry,
         calibration: Some(&calibration),
         backing_dir: None,
     };
@@ -89,19 +98,20 @@ fn fill(
     };
     cache.admit(SEQ, admission)?;
     let mut rng = ChaCha8Rng::seed_from_u64(0);
-    let width = layer.n_kv_heads * layer.head_dim;
-    let step = cache.needs().max_chunk.unwrap_or(STEP).clamp(1, STEP);
     let mut start = 0;
     while start < n_tokens {
-        let n = step.min(n_tokens - start);
+        let n = cache.step_limit(SEQ, STEP).min(n_tokens - start);
         let batch = Batch::single(SEQ, start as u32..(start + n) as u32);
-        let (k, v) = (normal(&mut rng, n * width), normal(&mut rng, n * width));
-        let rows = Rows {
-            k: &k,
-            v: &v,
-            hidden: &[],
-        };
-        cache.append(0, &batch, rows)?;
+        for (i, layer) in geometry.layers.iter().enumerate() {
+            let n = n * layer.n_kv_heads * layer.head_dim;
+            let (k, v) = (normal(&mut rng, n), normal(&mut rng, n));
+            let rows = Rows {
+                k: &k,
+                v: &v,
+                hidden: &[],
+            };
+            cache.append(i, &batch, rows)?;
+        }
         cache.commit(&batch)?;
         start += n;
     }
@@ -125,7 +135,22 @@ fn normal(rng: &mut ChaCha8Rng, n: usize) -> Vec<f32> {
 const WHITE_ROWS: usize = 256;
 
 /// The statistics of white noise: a stage that learns gets a basis of the right size from it.
-fn white(layer: &LayerGeometry) -> Calibration {
+fn white(geometry: &Geometry) -> Calibration {
+    let mut rng = ChaCha8Rng::seed_from_u64(0);
+    let layers = geometry.layers.iter();
+    let (heads, rows) = layers.map(|l| white_layer(l, &mut rng)).unzip();
+    Calibration {
+        heads,
+        n_tokens: WHITE_ROWS,
+        rows,
+        positions: (0..WHITE_ROWS as u32).collect(),
+    }
+}
+
+fn white_layer(
+    layer: &LayerGeometry,
+    rng: &mut ChaCha8Rng,
+) -> (Vec<HeadCovariance>, Vec<HeadRows>) {
     let n = layer.head_dim;
     let identity: Vec<f64> = (0..n * n)
         .map(|i| if i % (n + 1) == 0 { 1.0 } else { 0.0 })
@@ -135,19 +160,13 @@ fn white(layer: &LayerGeometry) -> Calibration {
         k_post: identity.clone(),
         v: identity,
     };
-    let mut rng = ChaCha8Rng::seed_from_u64(0);
     let rows = (0..layer.n_kv_heads)
         .map(|_| HeadRows {
-            k: normal(&mut rng, WHITE_ROWS * n),
-            v: normal(&mut rng, WHITE_ROWS * n),
+            k: normal(rng, WHITE_ROWS * n),
+            v: normal(rng, WHITE_ROWS * n),
         })
         .collect();
-    Calibration {
-        heads: vec![vec![head; layer.n_kv_heads]],
-        n_tokens: n,
-        rows: vec![rows],
-        positions: (0..WHITE_ROWS as u32).collect(),
-    }
+    (vec![head; layer.n_kv_heads], rows)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::problems::{Location, Problem, Problems};
 use crate::cache::stage::{BuildContext, HeadContext, Kind, Side, find};
 use crate::cache::strategy::{StageSpec, Strategy};
-use crate::cache::{Continuation, Geometry};
+use crate::cache::{Continuation, Geometry, Materials, least_budget};
 use crate::data::{DataRef, sha256_hex};
 
 /// Raised whenever a change of the program moves numbers, so that cells of before and after have different ids.
@@ -67,6 +67,18 @@ impl Protocol {
         match self {
             Protocol::Stream { window, .. } => *window,
             Protocol::CompressOnce { context, score, .. } => context + score,
+        }
+    }
+
+    /// Most tokens that a strategy's own rows hold: all, but for an exact continuation's.
+    fn n_stored(&self, latency_steps: usize) -> usize {
+        match self {
+            Protocol::CompressOnce {
+                context,
+                continuation: Continuation::Exact,
+                ..
+            } => *context,
+            _ => self.n_tokens() + latency_steps,
         }
     }
 
@@ -235,7 +247,11 @@ impl Plan {
             }
         }
         for (i, strategy) in self.strategies.iter().enumerate() {
+            let before = problems.len();
             self.check_strategy(i, strategy, model, &mut problems);
+            if problems.len() == before {
+                self.check_budget(i, strategy, model, &mut problems);
+            }
         }
         problems.into_result(())
     }
@@ -283,6 +299,59 @@ impl Plan {
         }
     }
 
+    /// Refuses a budget that can't hold what the protocols put into a sequence, with every page at its fewest bits.
+    fn check_budget(
+        &self,
+        index: usize,
+        strategy: &Strategy,
+        model: &ModelLimits<'_>,
+        problems: &mut Problems,
+    ) {
+        let Some(budget) = &strategy.budget else {
+            return;
+        };
+        // A codebook's bytes are known once it is learned; the run says then what a step needs.
+        if is_calibrated(strategy) {
+            return;
+        }
+        let materials = Materials {
+            geometry: model.geometry,
+            calibration: None,
+            backing_dir: None,
+        };
+        let key = format!("strategy.{index}.budget");
+        let n_tokens = self
+            .protocols
+            .iter()
+            .map(|p| p.n_stored(self.latency_steps));
+        let n_tokens = n_tokens.max().unwrap_or(0) as u32;
+        let n_exact = strategy.sinks + strategy.tail.k.max(strategy.tail.v);
+        for (n, what) in [
+            (n_tokens, format!("the {n_tokens} tokens of a sequence")),
+            (
+                n_tokens.min(n_exact as u32),
+                format!("{n_exact} sinks and newest rows"),
+            ),
+        ] {
+            match least_budget(strategy, materials, n) {
+                Ok(least) if least > budget.at(n) => {
+                    let what = format!(
+                        "{}: {} bytes can't hold {what}, which take {least} with every page at its fewest bits",
+                        strategy.label,
+                        budget.at(n)
+                    );
+                    let hint = "raise `bytes`, or add a format of fewer bits to `then`";
+                    problems.push(self.problem(&key, "budget", what, Some(hint)));
+                }
+                Ok(_) => {}
+                Err(e) => {
+                    let what = format!("{}: {e}", strategy.label);
+                    problems.push(self.problem(&key, "budget", what, None));
+                }
+            }
+        }
+    }
+
     /// `origin` is the setting's place; `key` is how the message calls it (sweeps have numbers that no file shows).
     fn problem(&self, origin: &str, key: &str, what: String, hint: Option<&str>) -> Problem {
         Problem {
@@ -312,6 +381,10 @@ pub fn stages_of(strategy: &Strategy) -> Vec<(Kind, Side, &StageSpec)> {
     );
     stages.push((Kind::Encode, Side::K, &strategy.encode_k));
     stages.push((Kind::Encode, Side::V, &strategy.encode_v));
+    for (k, v) in strategy.budget.iter().flat_map(|b| &b.then) {
+        stages.push((Kind::Encode, Side::K, k));
+        stages.push((Kind::Encode, Side::V, v));
+    }
     stages.extend(strategy.pack.iter().map(|s| (Kind::Pack, Side::K, s)));
     stages.extend(strategy.place.iter().map(|s| (Kind::Place, Side::K, s)));
     stages

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::budget::budget;
 use super::problems::{Diagnostics, Location, Source, SourceKind, did_you_mean};
 use super::raw::{At, Entry, Node, Raw, Table, parse};
 use super::read::Reader;
@@ -9,11 +10,11 @@ use super::stages::{encodings, projections, stage};
 use super::sweep::{Variant, expand};
 use super::{plan, presets};
 use crate::cache::stage::{KeyForm, Kind, find};
-use crate::cache::strategy::{ExactFormat, StageSpec, Strategy, Tail};
+use crate::cache::strategy::{Budget, ExactFormat, Scope, StageSpec, Strategy, Tail};
 
 const KEYS: &[&str] = &[
     "label", "preset", "retain", "project", "encode", "pack", "place", "keys", "tail", "sinks",
-    "exact", "sweep",
+    "exact", "budget", "sweep",
 ];
 
 /// Rows beyond any model's context.
@@ -103,6 +104,8 @@ fn one(variant: Variant, path: &str, at: At, diagnostics: &mut Diagnostics) -> O
         diagnostics,
     };
     let rows = exact_rows(&mut reader);
+    let budget = budget(&mut reader);
+    let has_budget = table.get("budget").is_some();
     let label = label(&mut reader);
     let before = diagnostics.count();
     let mut part = |kind: Kind| {
@@ -118,7 +121,17 @@ fn one(variant: Variant, path: &str, at: At, diagnostics: &mut Diagnostics) -> O
         .get("encode")
         .and_then(|n| encodings(n, &format!("{path}.encode"), diagnostics))
         .unwrap_or_else(|| (StageSpec::plain("f16"), StageSpec::plain("f16")));
-    if diagnostics.count() > before {
+    if has_budget && let Some(node) = table.get("retain") {
+        let what = "can't go with `budget`: what retention keeps is not known beforehand";
+        let hint = "leave one of the two out".to_owned();
+        diagnostics.at(
+            node.at,
+            &format!("{path}.retain"),
+            what.to_owned(),
+            Some(hint),
+        );
+    }
+    if diagnostics.count() > before || has_budget && budget.is_none() {
         return None;
     }
     let mut strategy = Strategy {
@@ -129,6 +142,7 @@ fn one(variant: Variant, path: &str, at: At, diagnostics: &mut Diagnostics) -> O
         encode_v,
         pack,
         place,
+        budget,
         ..rows
     };
     strategy.label = match label {
@@ -186,7 +200,7 @@ fn tail(reader: &mut Reader<'_, '_>) -> Option<Tail> {
 }
 
 fn places(table: &Table, at: At, diagnostics: &Diagnostics) -> BTreeMap<String, Location> {
-    let keys = Kind::ALL.iter().map(|k| k.key());
+    let keys = Kind::ALL.iter().map(|k| k.key()).chain(["budget"]);
     keys.map(|key| {
         let at = table.entry(key).map_or(at, |e| e.key_at);
         (key.to_owned(), diagnostics.sources.locate(at))
@@ -257,6 +271,7 @@ fn derived_label(table: &Table, strategy: &Strategy) -> String {
             "project" => Some(project_label(strategy)),
             "encode" => Some(encode_label(strategy)),
             "pack" => strategy.pack.as_ref().map(|s| show(Kind::Pack, s)),
+            "budget" => strategy.budget.as_ref().map(budget_label),
             "tail" => Some(format!("tail {}", strategy.tail)),
             "place" => strategy.place.as_ref().map(|s| show(Kind::Place, s)),
             _ => match &entry.node.raw {
@@ -287,6 +302,9 @@ pub fn describe(strategy: &Strategy) -> String {
     if strategy.sinks > 0 {
         label += &format!(" sinks {}", strategy.sinks);
     }
+    if let Some(budget) = &strategy.budget {
+        label += &format!(" {}", budget_label(budget));
+    }
     if strategy.exact == ExactFormat::F32 {
         label += " exact f32";
     }
@@ -312,6 +330,23 @@ fn encode_label(strategy: &Strategy) -> String {
         show(Kind::Encode, &strategy.encode_k),
         show(Kind::Encode, &strategy.encode_v),
     )
+}
+
+/// `then int4 then int2 in 6000000 B, 9000000 B from 1024 (all sequences)`.
+fn budget_label(budget: &Budget) -> String {
+    let mut label = String::new();
+    for (k, v) in &budget.then {
+        let formats = by_side(show(Kind::Encode, k), show(Kind::Encode, v));
+        label += &format!("then {formats} ");
+    }
+    label += &format!("in {} B", budget.bytes);
+    for step in &budget.steps {
+        label += &format!(", {} B from {}", step.bytes, step.at);
+    }
+    if budget.scope == Scope::All {
+        label += " (all sequences)";
+    }
+    label
 }
 
 fn by_side(k: String, v: String) -> String {

@@ -30,11 +30,6 @@ pub struct Chunk<'a> {
     pub hidden: &'a Hidden,
 }
 
-/// Tokens per step that `cache` takes as if decoded: `asked` or fewer, at least 1.
-pub fn chunk_for(cache: &dyn KvCache, asked: usize) -> usize {
-    cache.needs().max_chunk.unwrap_or(asked).min(asked).max(1)
-}
-
 /// Feeds tokens to a sequence, which goes on from where it is, in chunks of at most `chunk` tokens. `each` sees every
 /// chunk before the next one begins and may stop by an error.
 ///
@@ -50,7 +45,11 @@ pub fn feed<E: From<StepError>>(
 ) -> Result<(), E> {
     let first = |e: CacheError| E::from(StepError::from(e));
     let mut position = cache.len(seq).map_err(first)?;
-    for tokens in tokens.chunks(chunk_for(cache, chunk)) {
+    let mut left = tokens;
+    while !left.is_empty() {
+        let n = cache.step_limit(seq, chunk).min(left.len());
+        let (tokens, later) = left.split_at(n);
+        left = later;
         let end = position + tokens.len() as u32;
         let hidden = model.step(&Batch::single(seq, position..end), tokens, cache)?;
         each(Chunk {

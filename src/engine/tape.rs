@@ -10,8 +10,6 @@ use crate::cache::{
     Admission, Batch, CacheError, Continuation, KvCache, MemoryReport, Needs, Rows, SeqId,
 };
 
-use super::chunk_for;
-
 /// One layer of a tape, rows back to back.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TapeLayer {
@@ -60,9 +58,10 @@ impl ContextTape {
         if cache.needs().hidden && self.layers.iter().any(|l| l.hidden.is_empty()) {
             return Err(TapeError::NoHidden);
         }
-        let chunk = chunk_for(cache, chunk);
-        for first in (0..self.n_tokens).step_by(chunk) {
-            let tokens = first..(first + chunk).min(self.n_tokens);
+        let mut first = 0;
+        while first < self.n_tokens {
+            let n = cache.step_limit(seq, chunk).min(self.n_tokens - first);
+            let tokens = first..first + n;
             let batch = Batch::single(seq, tokens.start as u32..tokens.end as u32);
             for (layer, rows) in self.layers.iter().enumerate() {
                 let part = |x| self.part(x, &tokens);
@@ -74,6 +73,7 @@ impl ContextTape {
                 cache.append(layer, &batch, rows)?;
             }
             cache.commit(&batch)?;
+            first += n;
         }
         Ok(())
     }
@@ -149,6 +149,10 @@ impl<C: KvCache> KvCache for Recording<C> {
             hidden: needs.hidden || self.hidden,
             ..needs
         }
+    }
+
+    fn step_limit(&self, seq: SeqId, asked: usize) -> usize {
+        self.inner.step_limit(seq, asked)
     }
 
     fn admit(&mut self, seq: SeqId, admission: Admission) -> Result<(), CacheError> {

@@ -272,7 +272,8 @@ impl<'a> Lockstep<'a> {
         };
         let mut at = range.start;
         while at < range.end {
-            let end = (at + runner.chunk).min(range.end);
+            let n = runner.cache.step_limit(SEQ, runner.chunk);
+            let end = (at + n).min(range.end);
             let batch = Batch::single(SEQ, at as u32..end as u32);
             all.rows.extend(
                 self.model

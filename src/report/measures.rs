@@ -189,6 +189,7 @@ fn sum(a: &MemoryReport, b: &MemoryReport) -> MemoryReport {
         scratch_bytes: a.scratch_bytes.max(b.scratch_bytes),
         backing_bytes: a.backing_bytes + b.backing_bytes,
         rows_live: a.rows_live + b.rows_live,
+        rows_at_level: std::array::from_fn(|i| a.rows_at_level[i] + b.rows_at_level[i]),
         rows_seen: a.rows_seen + b.rows_seen,
     }
 }
