@@ -10,6 +10,7 @@ First steps:
   kvlab list                                   what there is: stages, presets, protocols, texts, models
   kvlab check experiments/quickstart.toml      is the experiment sound?
   kvlab plan  experiments/quickstart.toml      what it would run, and the bytes of each strategy
+  kvlab report results/NAME/RUN-ID             the tables of a run, made again
 
 Exit codes: 0 ok, 1 a comparison says regression, 2 refused before work, 3 some cells failed,
 4 a bundle does not verify, 130 interrupted (run again to go on).";
@@ -28,6 +29,8 @@ pub struct Cli {
 pub enum Command {
     /// Run an experiment, or go on with it, and print its table.
     Run(RunArgs),
+    /// Make and print the tables of a run again, from its records.
+    Report(ReportArgs),
     /// Say everything that is wrong with an experiment, and run nothing.
     Check(CheckArgs),
     /// Show what an experiment would run: its cells, and the bytes of each strategy at its context.
@@ -89,6 +92,20 @@ pub struct RunArgs {
     /// No progress, only the table
     #[arg(long, short)]
     pub quiet: bool,
+}
+
+/// `kvlab report`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  kvlab report results/quickstart/f3584ad0
+Exit code 1 when the run misses a bar of its experiment, 3 when some of its cells failed.")]
+pub struct ReportArgs {
+    /// The run's folder
+    pub bundle: PathBuf,
+    /// Print the table as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `kvlab check`.

@@ -6,6 +6,7 @@ use std::path::Path;
 use kvlab::cache::stage::KeyForm;
 use kvlab::cache::{Continuation, Geometry};
 use kvlab::config::{Bos, ModelLimits, PRESETS, Plan, Protocol, load, parse};
+use kvlab::eval::bars::{Bound, Metric};
 
 /// The shortest sound experiment; tests put more behind it.
 const HEAD: &str = "schema = 1\nmodel = \"smollm2-135m-instruct\"\n[data]\nsets = [\"quickstart-prose\"]\n\
@@ -250,6 +251,100 @@ fn models_and_texts_are_looked_up() {
 }
 
 #[test]
+fn bars_name_what_is_there() {
+    let strategies = "context = [64, 128]\ncontinuation = [\"exact\", \"strategy\"]\n\
+        [[strategy]]\nlabel = \"mine\"\npreset = \"k8v4\"\n[[strategy]]\npreset = \"q4_0-tail\"\ntail = [16, 32]\n\
+        [[strategy]]\nencode = \"q8_0\"\n";
+    let p = plan(&format!(
+        "{strategies}[[bar]]\nstrategy = [\"k8v4\", \"q4_0-tail\", \"q8_0\"]\nmetric = \"kld\"\nat_most = 0.003\n\
+         domain = \"prose\"\ncontext = 64\ncontinuation = \"exact\"\n\
+         [[bar]]\nstrategy = \"mine\"\nmetric = \"same_top\"\nat_least = 1\n"
+    ));
+    let named: Vec<&str> = p.bars.iter().map(|b| b.strategy.as_str()).collect();
+    // A preset stands for all that start from it; a label for itself.
+    assert_eq!(
+        named,
+        [
+            "mine",
+            "q4_0-tail tail 16",
+            "q4_0-tail tail 32",
+            "q8_0",
+            "mine"
+        ]
+    );
+    assert_eq!(p.bars[0].metric, Metric::Kld);
+    assert_eq!(p.bars[0].bound, Bound::AtMost(0.003));
+    assert_eq!(p.bars[0].n_tokens, Some(64));
+    assert_eq!(p.bars[4].bound, Bound::AtLeast(1.0));
+    // What must be shown makes no result.
+    let bare = plan(strategies);
+    assert_eq!(bare.cells("m"), p.cells("m"));
+    assert_eq!(
+        serde_json::to_string(&bare).unwrap(),
+        serde_json::to_string(&p).unwrap()
+    );
+
+    let text = refused(
+        "context = 64\n[[strategy]]\nencode = \"q8_0\"\n\
+         [[bar]]\nstrategy = [\"q80\", 3]\nmetric = \"kl\"\nat_most = \"x\"\ndata = \"quickstart-prse\"\n\
+         domain = \"code\"\ncontext = 65\n\
+         [[bar]]\nmetric = \"kld\"\nat_most = 1\nat_least = 0\nprotocol = \"stream\"\ntop = 1\n",
+    );
+    has(
+        &text,
+        &[
+            "t.toml:11:13: bar.0.strategy: no strategy here is called \"q80\"; did you mean `q8_0`?",
+            "bar.0.strategy: is 3, must be a label",
+            "bar.0.metric: is \"kl\", must be one of \"kld\"",
+            "bar.0.at_most: is \"x\", must be a finite number",
+            "bar.0.data: is \"quickstart-prse\", must be one of \"quickstart-prose\"; did you mean",
+            "bar.0.domain: is \"code\", must be one of \"prose\"",
+            "t.toml:16:11: bar.0: belongs to no protocol of this experiment; there are: compress-once, context 64, \
+             continuation strategy",
+            "bar.1.strategy: is missing",
+            "bar.1.at_least: stands beside `at_most`",
+            "bar.1.protocol: is \"stream\", must be one of \"compress-once\"",
+            "bar.1.top: unknown key",
+        ],
+    );
+}
+
+#[test]
+fn a_strategy_may_be_for_one_side() {
+    let p = plan(
+        "[[strategy]]\nencode = \"q4_0\"\nproject = \"hadamard\"\nsides = [\"both\", \"k\", \"v\"]\n",
+    );
+    assert_eq!(
+        labels(&p),
+        [
+            "hadamard+q4_0",
+            "hadamard+q4_0 k-only",
+            "hadamard+q4_0 v-only"
+        ]
+    );
+    let sides = |i: usize| {
+        let s = &p.strategies[i];
+        (
+            &s.encode_k.name[..],
+            &s.encode_v.name[..],
+            s.project_k.len(),
+            s.project_v.len(),
+        )
+    };
+    assert_eq!(sides(1), ("q4_0", "f16", 1, 0));
+    assert_eq!(sides(2), ("f16", "q4_0", 0, 1));
+    let p = plan(
+        "[[strategy]]\npreset = \"q4_0-hadamard\"\nsides = \"v\"\n[[strategy]]\nlabel = \"x\"\nsides = [\"k\"]\nencode = \"q8_0\"\n",
+    );
+    assert_eq!(labels(&p), ["q4_0-hadamard v-only", "x k-only"]);
+    assert_eq!(p.strategies[0].tail.k, 32);
+    has(
+        &refused("[[strategy]]\nsides = \"kv\"\n"),
+        &["must be one of \"both\", \"k\", \"v\""],
+    );
+}
+
+#[test]
 fn a_file_extends_another_and_paths_follow_their_file() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
@@ -330,6 +425,7 @@ fn a_cell_is_what_can_change_its_numbers() {
         "strategy.0.tail=1",
         "strategy.0.encode=q4_0",
         "protocol.latency.steps=2",
+        "protocol.memory_every=16",
         "data.sets=quickstart-code",
     ] {
         let p = with("[[strategy]]\nencode = \"q8_0\"\n", &[change]).unwrap();

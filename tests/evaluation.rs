@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kvlab::cache::stage::{Params, Value};
-use kvlab::cache::strategy::{StageSpec, Strategy};
+use kvlab::cache::strategy::{StageSpec, Strategy, Tail};
 use kvlab::cache::{
     Admission, Batch, Continuation, Geometry, KvCache, Materials, SeqId, StagedCache,
 };
@@ -54,6 +54,7 @@ impl Tiny {
             chunk: 13,
             clock: &self.clock,
             latency_steps: 0,
+            memory_every: 0,
         }
     }
 
@@ -156,10 +157,10 @@ fn conventions_are_those_of_a_count_by_hand() {
 
     // A continuation: its first token has no query that reads the compressed cache.
     let context = 100;
-    let rule = (Continuation::Strategy, Floor::Leave);
+    let entrant = [(&exact, Continuation::Strategy)];
     let outcome = only(
         lockstep
-            .compress_once(&[&exact], &text, context, rule)
+            .compress_once(&entrant, &text, context, Floor::Leave)
             .unwrap(),
     );
     let by_hand = tiny.one_pass(&exact, &text);
@@ -186,7 +187,7 @@ fn a_one_pass_score_never_reads_what_was_evicted_and_the_protocols_do() {
     for rule in [Continuation::Strategy, Continuation::Exact] {
         let run = tiny
             .lockstep()
-            .compress_once(&[&evicting], &text, context, (rule, Floor::Run));
+            .compress_once(&[(&evicting, rule)], &text, context, Floor::Run);
         let outcome = only(run.unwrap());
         let off = |i: usize| (outcome.tokens[i].nll - full[context + i]).abs();
         let n_off = (0..outcome.tokens.len()).filter(|&i| off(i) > 1e-3).count();
@@ -247,9 +248,11 @@ fn a_strategy_that_breaks_is_named_and_stops_alone() {
         backing_dir: Some(&gone),
         ..tiny.lockstep()
     };
-    let rule = (Continuation::Strategy, Floor::Leave);
     let streamed = lockstep.stream(&all, &text).unwrap();
-    let compressed = lockstep.compress_once(&all, &text, 100, rule).unwrap();
+    let entrants = all.map(|s| (s, Continuation::Strategy));
+    let compressed = lockstep
+        .compress_once(&entrants, &text, 100, Floor::Leave)
+        .unwrap();
     for outcomes in [streamed, compressed] {
         let [f16, f32, bf16, parked] = <[_; 4]>::try_from(outcomes).unwrap_or_else(|_| panic!());
         let error = f16.unwrap_err().to_string();
@@ -265,5 +268,115 @@ fn a_strategy_that_breaks_is_named_and_stops_alone() {
         assert!(f32.unwrap().tokens.iter().all(|t| t.kld == 0.0));
         let bf16 = bf16.unwrap();
         assert!(bf16.tokens.iter().map(|t| t.kld).sum::<f64>() > 0.0);
+    }
+}
+
+/// One context and one reference serve both continuations: each strategy ends as if it had run alone.
+#[test]
+fn continuations_side_by_side_equal_each_alone() {
+    let tiny = Tiny::random();
+    let text = ids(TEXT);
+    let q4_0 = Strategy {
+        tail: Tail::both(8),
+        ..Strategy::bare("q4_0")
+    };
+    let evicting = window(30, 2);
+    let entrants: Vec<(&Strategy, Continuation)> = [Continuation::Exact, Continuation::Strategy]
+        .into_iter()
+        .flat_map(|c| [(&q4_0, c), (&evicting, c)])
+        .collect();
+    let run = |entrants: &[(&Strategy, Continuation)]| -> Vec<Outcome> {
+        let outcomes = tiny
+            .lockstep()
+            .compress_once(entrants, &text, 100, Floor::Run)
+            .unwrap();
+        outcomes.into_iter().map(Result::unwrap).collect()
+    };
+    let together = run(&entrants);
+    for (outcome, entrant) in together.iter().zip(&entrants) {
+        let alone = &run(&[*entrant])[0];
+        assert_eq!(outcome.tokens, alone.tokens);
+        assert_eq!(outcome.memory, alone.memory);
+        assert_eq!(outcome.nll_floor, alone.nll_floor);
+        let n_records = 1 + usize::from(entrant.1 == Continuation::Strategy);
+        assert_eq!(outcome.memory.len(), n_records);
+    }
+    assert_ne!(together[0].tokens, together[2].tokens);
+}
+
+/// Measuring along the way cuts the steps and nothing else.
+#[test]
+fn memory_along_the_way_changes_no_score() {
+    let tiny = Tiny::random();
+    let text = ids(TEXT);
+    let strategies = [
+        Strategy {
+            tail: Tail::both(8),
+            sinks: 2,
+            ..Strategy::bare("q4_0")
+        },
+        window(30, 2),
+        Strategy::bare("nvfp4"),
+    ];
+    let all: Vec<&Strategy> = strategies.iter().collect();
+    let both: Vec<(&Strategy, Continuation)> = strategies
+        .iter()
+        .flat_map(|s| [(s, Continuation::Strategy), (s, Continuation::Exact)])
+        .collect();
+    let plain = Lockstep {
+        chunk: 64,
+        ..tiny.lockstep()
+    };
+    let tracked = Lockstep {
+        memory_every: 16,
+        ..plain
+    };
+    let run = |lockstep: &Lockstep<'_>| -> Vec<Outcome> {
+        let streamed = lockstep.stream(&all, &text).unwrap();
+        let once = lockstep
+            .compress_once(&both, &text, 100, Floor::Leave)
+            .unwrap();
+        streamed
+            .into_iter()
+            .chain(once)
+            .map(Result::unwrap)
+            .collect()
+    };
+    let lengths =
+        |from: usize| -> Vec<usize> { (from..=text.len()).filter(|n| n % 16 == 0).collect() };
+    let (with, without) = (run(&tracked), run(&plain));
+    for (i, (with, without)) in with.iter().zip(&without).enumerate() {
+        assert_eq!(with.tokens, without.tokens, "{i}");
+        assert!(without.memory_track.is_empty());
+        assert_eq!(with.memory.len(), without.memory.len());
+        let got: Vec<usize> = with.memory_track.iter().map(|m| m.n_tokens).collect();
+        let expected = match i {
+            0..3 => lengths(1),
+            // An exact continuation is no part of the strategy.
+            _ if (i - 3) % 2 == 1 => Vec::new(),
+            _ => [vec![100], lengths(101)].concat(),
+        };
+        assert_eq!(got, expected, "{i}");
+    }
+    // What is measured on the way is what a cache that stops there holds.
+    let stopped = plain.stream(&all, &text[..96]).unwrap();
+    for (tracked, stopped) in with.iter().zip(stopped) {
+        let there = tracked
+            .memory_track
+            .iter()
+            .find(|m| m.n_tokens == 96)
+            .unwrap();
+        let stopped = stopped.unwrap().memory[0];
+        let rows = |m: &kvlab::eval::records::MemoryRecord| {
+            let r = m.report;
+            (
+                r.payload_bytes,
+                r.scale_bytes,
+                r.exact_bytes,
+                r.rows_live,
+                r.rows_seen,
+            )
+        };
+        assert_eq!(rows(there), rows(&stopped));
     }
 }

@@ -175,6 +175,11 @@ fn record(d: usize, s: usize, item: usize) -> ItemRecord {
         delta_p_sq_sum: tokens.delta_p.iter().map(|&x| f64::from(x).powi(2)).sum(),
         tokens,
         memory: [8, 16].iter().map(|&n| memory(s, n)).collect(),
+        memory_track: if item == 0 {
+            (8..=16).step_by(4).map(|n| memory(s, n)).collect()
+        } else {
+            Vec::new()
+        },
         latency: Some(LatencyRecord {
             depth: 16,
             step_ms: vec![2.0 + s as f64, 2.5 + s as f64, 3.0 + item as f64],

@@ -6,6 +6,7 @@
 //! environment.json  program, machine, moment               written before work
 //! journal.jsonl     records, one synced line per append    grows ([`journal`])
 //! manifest.json     hashes of the four above               written last: its presence means finished
+//! bars.json         what the run must show                 can change: it makes no result
 //! table.md ...      derived by `report`, can be written again at any time
 //! ```
 //!
@@ -26,6 +27,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::eval::bars::Bar;
 use crate::eval::records::{CellRecord, ItemRecord};
 use environment::Environment;
 pub use error::BundleError;
@@ -39,6 +41,8 @@ pub const PLAN: &str = "plan.json";
 pub const HEADER: &str = "header.json";
 /// Where the run was made.
 pub const ENVIRONMENT: &str = "environment.json";
+/// What the run must show.
+pub const BARS: &str = "bars.json";
 /// The records.
 pub const JOURNAL: &str = "journal.jsonl";
 
@@ -202,6 +206,19 @@ impl Bundle {
         Ok(())
     }
 
+    /// Says what the run must show, in place of what was said before. No result depends on it: a finished bundle takes it
+    /// too.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub fn state_bars(&self, bars: &[Bar]) -> Result<(), BundleError> {
+        let path = self.path.join(BARS);
+        match bars {
+            [] => write_or_remove(&path, &[]),
+            _ => write_json(&path, &bars),
+        }
+    }
+
     /// Reads a bundle, finished or not, without changing it. A finished one is checked against its manifest.
     ///
     /// # Errors
@@ -211,12 +228,17 @@ impl Bundle {
         let replay = journal::read(&path.join(JOURNAL))?;
         let torn_bytes = replay.torn_bytes;
         let (items, cells) = split(replay);
+        let bars = path.join(BARS);
         Ok(Contents {
             path: path.to_owned(),
             header: read_json(&path.join(HEADER))?,
             environment: read_json(&path.join(ENVIRONMENT))?,
             items,
             cells,
+            bars: match bars.exists() {
+                true => read_json(&bars)?,
+                false => Vec::new(),
+            },
             is_finished: manifest.is_some(),
             torn_bytes,
         })
@@ -253,6 +275,8 @@ pub struct Contents {
     pub items: Vec<ItemRecord>,
     /// Ends of cells, by id, the latest of each.
     pub cells: Vec<CellRecord>,
+    /// What the run must show.
+    pub bars: Vec<Bar>,
     /// Whether the run is finished.
     pub is_finished: bool,
     /// Bytes of a torn last line that were passed over.
@@ -279,6 +303,22 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), BundleError> {
         return Err(BundleError::io("write", path, error));
     }
     sync_folder(path)
+}
+
+/// [`write_atomic`]; with nothing to write, no file is left either.
+///
+/// # Errors
+/// The file system refuses.
+pub fn write_or_remove(path: &Path, bytes: &[u8]) -> Result<(), BundleError> {
+    if !bytes.is_empty() {
+        return write_atomic(path, bytes);
+    }
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(BundleError::io("remove", path, error))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Makes a rename last: on Unix the folder is synced too.

@@ -9,6 +9,7 @@ mod list;
 mod pace;
 mod plan;
 pub mod progress;
+mod report;
 mod run;
 mod session;
 mod work;
@@ -48,6 +49,7 @@ pub enum Exit {
 pub fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match command {
         Command::Run(args) => run::run(args, out),
+        Command::Report(args) => report::report(args, out),
         Command::Check(args) => check::check(args, out),
         Command::Plan(args) => plan::plan(args, out),
         Command::List(args) => list::list(args, out),

@@ -49,6 +49,7 @@ pub fn plan(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
             .collect();
         let all = json!({
             "plan": plan,
+            "bars": plan.bars,
             "model_sha256": sha256,
             "cells": cells,
             "bytes": bytes,
@@ -134,8 +135,9 @@ fn summary(plan: &Plan, out: &mut dyn Write) -> std::io::Result<()> {
 
 /// Tokens that go through the model in a run: the reference once, each strategy where it differs from it.
 fn tokens_to_run(plan: &Plan) -> usize {
-    let n = plan.strategies.len();
-    let of = |protocol: &Protocol| {
+    let of = |protocols: Vec<usize>| {
+        let n = plan.strategies.len() * protocols.len();
+        let protocol = &plan.protocols[protocols[0]];
         let per_passage = match protocol {
             Protocol::Stream { window, .. } => (n + 1) * window,
             Protocol::CompressOnce {
@@ -147,7 +149,7 @@ fn tokens_to_run(plan: &Plan) -> usize {
         };
         protocol.n_passages() * per_passage + n * plan.latency_steps
     };
-    plan.data.len() * plan.protocols.iter().map(of).sum::<usize>()
+    plan.data.len() * plan.protocols_by_items().into_iter().map(of).sum::<usize>()
 }
 
 fn headline(protocol: &Protocol) -> String {

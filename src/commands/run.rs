@@ -7,6 +7,7 @@ use std::io::Write;
 use indicatif::ProgressBar;
 
 use super::progress::{self, Bar};
+use super::report::{Form, tell};
 use super::session::Session;
 use super::work::work;
 use super::{Exit, load_plan};
@@ -14,7 +15,6 @@ use crate::bundle::environment::Environment;
 use crate::bundle::{Bundle, Mode, Start};
 use crate::cli::RunArgs;
 use crate::model::source::{FetchProgress, Silent};
-use crate::report;
 
 /// Runs an experiment, or goes on with it, and prints its table.
 ///
@@ -49,22 +49,8 @@ pub fn run(args: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     if n_failed == 0 {
         bundle.finish()?;
     }
-    let report = report::write(bundle.path())?;
-    if args.json {
-        writeln!(out, "{}", report::csv::results_json(&report))?;
-    } else {
-        write!(
-            out,
-            "{}",
-            report::terminal::results(&report, report::terminal::width())
-        )?;
-        writeln!(out, "\nTables and raw records: {}", bundle.path().display())?;
-    }
-    Ok(if n_failed > 0 {
-        Exit::CellsFailed
-    } else {
-        Exit::Ok
-    })
+    bundle.state_bars(&session.plan.bars)?;
+    tell(bundle.path(), Form::of(args.json), out)
 }
 
 /// Ctrl-C ends the program at once: every file but the journal is renamed into place whole, and the journal drops a torn

@@ -1,4 +1,5 @@
 //! The work of a run: every item of every text and protocol, all strategies in lock-step, each item journaled as it ends.
+//! Protocols that differ in the continuation alone share an item's context and reference.
 //!
 //! Invariants: an item's records are appended together; a strategy that breaks fails its cell alone, and a second run
 //! tries it again; a second run does only what the journal lacks, and ends with the same records.
@@ -9,10 +10,11 @@ use indicatif::ProgressBar;
 
 use super::session::{Item, Session};
 use crate::bundle::Bundle;
+use crate::cache::Continuation;
 use crate::cache::strategy::Strategy;
 use crate::config::{Cell, Protocol};
 use crate::engine::clock::{Clock, SystemClock};
-use crate::eval::lockstep::{Floor, Lockstep, Outcome};
+use crate::eval::lockstep::{EvalError, Floor, Lockstep, Outcome, Outcomes};
 use crate::eval::records::{CellRecord, CellStatus, ItemRecord, PerToken};
 
 /// Does all that is left to do; returns how many cells have failed.
@@ -23,12 +25,12 @@ pub fn work(session: &Session, bundle: &mut Bundle, bar: &ProgressBar) -> anyhow
     let clock = SystemClock::new();
     let mut failed = BTreeSet::new();
     for data in 0..session.plan.data.len() {
-        for protocol in 0..session.plan.protocols.len() {
+        for protocols in session.plan.protocols_by_items() {
             let start = clock.read();
             let group = Group {
                 session,
                 data,
-                protocol,
+                protocols,
             };
             group.run(bundle, &clock, (bar, &mut failed))?;
             let wall_s = clock.read().since(start).wall.as_secs_f64();
@@ -39,20 +41,19 @@ pub fn work(session: &Session, bundle: &mut Bundle, bar: &ProgressBar) -> anyhow
     Ok(failed.len())
 }
 
-/// The cells of one text under one protocol.
+/// The cells of one text under protocols that share their items.
 struct Group<'a> {
     session: &'a Session,
     data: usize,
-    protocol: usize,
+    protocols: Vec<usize>,
 }
 
 impl<'a> Group<'a> {
-    fn cells(&self) -> impl Iterator<Item = &'a Cell> + use<'a> {
-        let (data, protocol) = (self.data, self.protocol);
+    fn cells(&self) -> impl Iterator<Item = &'a Cell> {
         self.session
             .cells
             .iter()
-            .filter(move |c| c.data == data && c.protocol == protocol)
+            .filter(|c| c.data == self.data && self.protocols.contains(&c.protocol))
     }
 
     fn run(
@@ -62,7 +63,8 @@ impl<'a> Group<'a> {
         (bar, failed): (&ProgressBar, &mut BTreeSet<String>),
     ) -> anyhow::Result<()> {
         let s = self.session;
-        for (index, item) in s.items[self.data][self.protocol].items.iter().enumerate() {
+        let items = &s.items[self.data][self.protocols[0]].items;
+        for (index, item) in items.iter().enumerate() {
             let left: Vec<&Cell> = self
                 .cells()
                 .filter(|c| !bundle.is_done(&c.id, index) && !failed.contains(&c.id))
@@ -71,7 +73,7 @@ impl<'a> Group<'a> {
             if !left.is_empty() {
                 failed.extend(self.item(bundle, clock, (index, item), &left)?);
             }
-            bar.inc(1);
+            bar.inc(self.protocols.len() as u64);
         }
         Ok(())
     }
@@ -85,10 +87,6 @@ impl<'a> Group<'a> {
         cells: &[&Cell],
     ) -> anyhow::Result<Vec<String>> {
         let s = self.session;
-        let strategies: Vec<&Strategy> = cells
-            .iter()
-            .map(|c| &s.plan.strategies[c.strategy])
-            .collect();
         let lockstep = Lockstep {
             model: s.model.as_ref(),
             geometry: &s.geometry,
@@ -96,29 +94,11 @@ impl<'a> Group<'a> {
             backing_dir: s.backing_dir.as_ref(),
             chunk: s.plan.chunk,
             clock,
-            // Times are taken on the first item of each text; more would cost more than they tell.
+            // Times and sizes along the text are taken on its first item; more would cost more than they tell.
             latency_steps: if index == 0 { s.plan.latency_steps } else { 0 },
+            memory_every: if index == 0 { s.plan.memory_every } else { 0 },
         };
-        let (outcomes, first_target) = match s.plan.protocols[self.protocol] {
-            Protocol::Stream { .. } => (lockstep.stream(&strategies, &item.ids)?, 1),
-            Protocol::CompressOnce {
-                context,
-                continuation,
-                floor,
-                ..
-            } => {
-                let floor = if floor { Floor::Run } else { Floor::Leave };
-                (
-                    lockstep.compress_once(
-                        &strategies,
-                        &item.ids,
-                        context,
-                        (continuation, floor),
-                    )?,
-                    context + 1,
-                )
-            }
-        };
+        let (outcomes, first_target) = self.outcomes(&lockstep, item, cells)?;
         let (mut records, mut failed) = (Vec::new(), Vec::new());
         for (cell, outcome) in cells.iter().zip(outcomes) {
             let kept = outcome.map_err(|e| e.to_string()).and_then(|outcome| {
@@ -143,6 +123,32 @@ impl<'a> Group<'a> {
         }
         bundle.append(&records)?;
         Ok(failed)
+    }
+
+    /// What the cells gave, in their order, and the index of the first scored token.
+    fn outcomes(
+        &self,
+        lockstep: &Lockstep<'_>,
+        item: &Item,
+        cells: &[&Cell],
+    ) -> Result<(Outcomes, usize), EvalError> {
+        let plan = &self.session.plan;
+        let strategy = |cell: &Cell| &plan.strategies[cell.strategy];
+        match plan.protocols[self.protocols[0]] {
+            Protocol::Stream { .. } => {
+                let strategies: Vec<&Strategy> = cells.iter().map(|c| strategy(c)).collect();
+                Ok((lockstep.stream(&strategies, &item.ids)?, 1))
+            }
+            Protocol::CompressOnce { context, floor, .. } => {
+                let entrants: Vec<(&Strategy, Continuation)> = cells
+                    .iter()
+                    .map(|c| (strategy(c), plan.protocols[c.protocol].continuation()))
+                    .collect();
+                let floor = if floor { Floor::Run } else { Floor::Leave };
+                let outcomes = lockstep.compress_once(&entrants, &item.ids, context, floor)?;
+                Ok((outcomes, context + 1))
+            }
+        }
     }
 
     fn record(
@@ -187,6 +193,7 @@ impl<'a> Group<'a> {
             delta_p_sq_sum: sum(|t| t.delta_p * t.delta_p),
             tokens,
             memory: outcome.memory,
+            memory_track: outcome.memory_track,
             latency: outcome.latency,
             // The chunk and the threads change no score: left out, so that equal runs have equal records.
             effective: BTreeMap::from([("backend".to_owned(), "cpu f32".to_owned())]),

@@ -5,6 +5,7 @@
 //!
 //! Invariant: reading an experiment loads no model and uses no network.
 
+mod bars;
 mod budget;
 mod plan;
 mod presets;

@@ -2,7 +2,7 @@
 //!
 //! Invariants: a plan holds no default that is still open, and nothing that the machine decides; a cell's id is the hash
 //! of everything that can change its numbers (the threads, the chunk and the label can't). Plans are written into bundles
-//! as JSON and read back to the same plan.
+//! as JSON and read back to the same plan, but for its bars.
 
 use std::collections::BTreeMap;
 
@@ -14,6 +14,7 @@ use crate::cache::stage::{BuildContext, HeadContext, Kind, Side, find};
 use crate::cache::strategy::{StageSpec, Strategy};
 use crate::cache::{Continuation, Geometry, Materials, least_budget};
 use crate::data::{DataRef, sha256_hex};
+use crate::eval::bars::Bar;
 
 /// Raised whenever a change of the program moves numbers, so that cells of before and after have different ids.
 pub const NUMBERS: u32 = 1;
@@ -90,6 +91,37 @@ impl Protocol {
         }
     }
 
+    /// Whether the two take the same tokens and the same reference: only what becomes of the continuation differs.
+    pub fn shares_items_with(&self, other: &Protocol) -> bool {
+        let common = |protocol: &Protocol| match *protocol {
+            Protocol::CompressOnce {
+                context,
+                score,
+                documents,
+                floor,
+                bos,
+                ..
+            } => Protocol::CompressOnce {
+                continuation: Continuation::Strategy,
+                context,
+                score,
+                documents,
+                floor,
+                bos,
+            },
+            stream => stream,
+        };
+        common(self) == common(other)
+    }
+
+    /// What becomes of rows that are scored: those of a stream are the strategy's.
+    pub fn continuation(&self) -> Continuation {
+        match self {
+            Protocol::Stream { .. } => Continuation::Strategy,
+            Protocol::CompressOnce { continuation, .. } => *continuation,
+        }
+    }
+
     /// The protocol's name in experiments.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -140,10 +172,16 @@ pub struct Plan {
     pub seed: u64,
     /// Decode steps that are timed per strategy after the first document; 0: none.
     pub latency_steps: usize,
+    /// Tokens between two records of memory along the first document of each text; 0: none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub memory_every: usize,
     /// The calibration text; present when a stage learns from one.
     pub calibration: Option<CalibrationPlan>,
     /// Threads; `None`: all. Changes no number.
     pub threads: Option<usize>,
+    /// What the experiment must show. No part of the plan's JSON: it makes no result, and may change after a run.
+    #[serde(skip)]
+    pub bars: Vec<Bar>,
     /// Where the settings stand.
     #[serde(skip)]
     pub origins: Origins,
@@ -194,6 +232,20 @@ impl Plan {
         cells
     }
 
+    /// Indices of the protocols, those together that share their items.
+    pub fn protocols_by_items(&self) -> Vec<Vec<usize>> {
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        for (i, protocol) in self.protocols.iter().enumerate() {
+            let shares =
+                |group: &&mut Vec<usize>| self.protocols[group[0]].shares_items_with(protocol);
+            match groups.iter_mut().find(shares) {
+                Some(group) => group.push(i),
+                None => groups.push(vec![i]),
+            }
+        }
+        groups
+    }
+
     fn identity(&self, model: &str, data: usize, protocol: usize, strategy: usize) -> Value {
         let text = &self.data[data];
         let strategy = &self.strategies[strategy];
@@ -205,7 +257,7 @@ impl Plan {
             .calibration
             .as_ref()
             .filter(|_| is_calibrated(strategy));
-        json!({
+        let mut identity = json!({
             "numbers": NUMBERS,
             "engine": env!("CARGO_PKG_VERSION"),
             "model": model,
@@ -215,7 +267,11 @@ impl Plan {
             "seed": self.seed,
             "latency_steps": self.latency_steps,
             "calibration": calibration.map(|c| json!({ "sha256": c.data.sha256, "tokens": c.tokens })),
-        })
+        });
+        if self.memory_every > 0 {
+            identity["memory_every"] = json!(self.memory_every);
+        }
+        identity
     }
 
     /// Checks the plan against a model: lengths, and that every stage can be built for its heads.
@@ -361,6 +417,11 @@ impl Plan {
             hint: hint.map(str::to_owned),
         }
     }
+}
+
+/// Settings that are off are left out of a plan's JSON, so that a new one leaves the ids of older plans alone.
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 /// Every stage of a strategy with its kind and side; stages without sides come as K.

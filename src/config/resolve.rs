@@ -8,7 +8,7 @@ use super::problems::{Diagnostics, did_you_mean};
 use super::raw::{At, Node, Raw, Table};
 use super::read::{Reader, quoted};
 use super::sweep::expand;
-use super::{protocols, strategies};
+use super::{bars, protocols, strategies};
 use crate::cache::Continuation;
 use crate::data::{DataError, DataRef, Split};
 
@@ -23,10 +23,11 @@ const KEYS: &[&str] = &[
     "protocol",
     "calibration",
     "strategy",
+    "bar",
 ];
 const STREAM: &[&str] = protocols::STREAM.keys;
 const COMPRESS_ONCE: &[&str] = protocols::COMPRESS_ONCE.keys;
-const BOTH: &[&str] = &["kind", "bos", "chunk", "latency", "sweep"];
+const BOTH: &[&str] = &["kind", "bos", "chunk", "latency", "memory_every", "sweep"];
 
 /// Positions beyond any model's context.
 const MAX_TOKENS: i64 = 1 << 24;
@@ -36,6 +37,7 @@ const MAX_TOKENS: i64 = 1 << 24;
 struct Running {
     chunk: usize,
     latency_steps: usize,
+    memory_every: usize,
 }
 
 /// The plan that a tree describes; `default_name` serves when it has no `name`.
@@ -69,6 +71,14 @@ pub fn resolve(tree: &Table, default_name: &str, diagnostics: &mut Diagnostics) 
     if tree.get("calibration").is_none() {
         strategies::require_calibration(&resolved, diagnostics);
     }
+    let known = bars::Known {
+        strategies: &resolved,
+        data: &data,
+        protocols: &protocols,
+    };
+    let bars = tree
+        .get("bar")
+        .map(|list| bars::resolve(list, known, diagnostics));
     let origins = origins(tree, &resolved, diagnostics);
     diagnostics.is_clean().then(|| Plan {
         schema: 1,
@@ -80,8 +90,10 @@ pub fn resolve(tree: &Table, default_name: &str, diagnostics: &mut Diagnostics) 
         chunk: running.chunk,
         seed: seed.unsigned_abs(),
         latency_steps: running.latency_steps,
+        memory_every: running.memory_every,
         calibration,
         threads,
+        bars: bars.unwrap_or_default(),
         origins,
     })
 }
@@ -268,6 +280,7 @@ fn protocol(top: &mut Reader<'_, '_>, documents: Option<(usize, At)>) -> (Vec<Pr
     let mut running = Running {
         chunk: 512,
         latency_steps: 16,
+        memory_every: 0,
     };
     let Some((table, at)) = top.below("protocol") else {
         if top.get("protocol").is_none() {
@@ -283,6 +296,7 @@ fn protocol(top: &mut Reader<'_, '_>, documents: Option<(usize, At)>) -> (Vec<Pr
     };
     running.chunk = reader.count("chunk", 1..=65_536).unwrap_or(512);
     running.latency_steps = latency(&mut reader);
+    running.memory_every = reader.count("memory_every", 0..=MAX_TOKENS).unwrap_or(0);
     if reader.get("kind").is_none() {
         reader.missing("kind", "write kind = \"compress-once\" or \"stream\"");
     }

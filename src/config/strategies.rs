@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::budget::budget;
 use super::problems::{Diagnostics, Location, Source, SourceKind, did_you_mean};
-use super::raw::{At, Entry, Node, Raw, Table, parse};
+use super::raw::{At, Entry, Raw, Table, parse};
 use super::read::Reader;
 use super::stages::{encodings, projections, stage};
 use super::sweep::{Variant, expand};
@@ -14,7 +14,7 @@ use crate::cache::strategy::{Budget, ExactFormat, Scope, StageSpec, Strategy, Ta
 
 const KEYS: &[&str] = &[
     "label", "preset", "retain", "project", "encode", "pack", "place", "keys", "tail", "sinks",
-    "exact", "budget", "sweep",
+    "exact", "budget", "sides", "sweep",
 ];
 
 /// Rows beyond any model's context.
@@ -25,6 +25,8 @@ const MAX_ROWS: i64 = 1 << 24;
 pub struct Resolved {
     /// The strategy.
     pub strategy: Strategy,
+    /// The preset it started from.
+    pub preset: Option<String>,
     /// Where its label, or else its table, stands.
     pub at: At,
     /// Where each of its keys stands.
@@ -107,6 +109,7 @@ fn one(variant: Variant, path: &str, at: At, diagnostics: &mut Diagnostics) -> O
     let budget = budget(&mut reader);
     let has_budget = table.get("budget").is_some();
     let label = label(&mut reader);
+    let sides = reader.choice("sides", SIDES).unwrap_or(Sides::Both);
     let before = diagnostics.count();
     let mut part = |kind: Kind| {
         let node = table.get(kind.key())?;
@@ -149,11 +152,40 @@ fn one(variant: Variant, path: &str, at: At, diagnostics: &mut Diagnostics) -> O
         Some(label) => with_varied(label, &variant),
         None => derived_label(&variant.table, &strategy),
     };
+    only(sides, &mut strategy);
     Some(Resolved {
+        preset: preset_of(&variant.table).map(str::to_owned),
         places: places(&table, at, diagnostics),
         at: table.entry("label").map_or(at, |e| e.key_at),
         strategy,
     })
+}
+
+/// Which of K and V a strategy's maps and formats are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sides {
+    Both,
+    K,
+    V,
+}
+
+const SIDES: &[(&str, Sides)] = &[("both", Sides::Both), ("k", Sides::K), ("v", Sides::V)];
+
+/// Leaves the other side as f16 rows without maps, and says so in the label.
+fn only(sides: Sides, strategy: &mut Strategy) {
+    match sides {
+        Sides::Both => {}
+        Sides::K => {
+            strategy.project_v = Vec::new();
+            strategy.encode_v = StageSpec::plain("f16");
+            strategy.label += " k-only";
+        }
+        Sides::V => {
+            strategy.project_k = Vec::new();
+            strategy.encode_k = StageSpec::plain("f16");
+            strategy.label += " v-only";
+        }
+    }
 }
 
 /// What a strategy says without stages, over the exact format.
@@ -208,6 +240,14 @@ fn places(table: &Table, at: At, diagnostics: &Diagnostics) -> BTreeMap<String, 
     .collect()
 }
 
+/// The preset that a table starts from.
+fn preset_of(table: &Table) -> Option<&str> {
+    match &table.get("preset")?.raw {
+        Raw::Text(name) => Some(name),
+        _ => None,
+    }
+}
+
 /// The table laid over its preset's.
 fn with_preset(table: &Table, path: &str, diagnostics: &mut Diagnostics) -> Option<Table> {
     let Some(entry) = table.entry("preset") else {
@@ -253,6 +293,7 @@ fn with_varied(label: String, variant: &Variant) -> String {
     let varied: Vec<String> = variant
         .varied
         .iter()
+        .filter(|(key, _)| key != "sides")
         .map(|(key, value)| format!(" {key}={value}"))
         .collect();
     label + &varied.concat()
@@ -260,13 +301,13 @@ fn with_varied(label: String, variant: &Variant) -> String {
 
 /// A preset's name and what differs from it, or the stages in the order in which data meets them.
 fn derived_label(table: &Table, strategy: &Strategy) -> String {
-    let Some(Raw::Text(preset)) = table.get("preset").map(|n: &Node| &n.raw) else {
+    let Some(preset) = preset_of(table) else {
         return describe(strategy);
     };
-    let mut label = preset.clone();
+    let mut label = preset.to_owned();
     for entry in &table.0 {
         let value = match &entry.key[..] {
-            "preset" | "label" => continue,
+            "preset" | "label" | "sides" => continue,
             "retain" => strategy.retain.as_ref().map(|s| show(Kind::Retain, s)),
             "project" => Some(project_label(strategy)),
             "encode" => Some(encode_label(strategy)),

@@ -32,6 +32,7 @@ const SEQ: SeqId = SeqId(0);
 pub const FLOOR_SINKS: usize = 4;
 
 /// What all items of a run share.
+#[derive(Clone, Copy)]
 pub struct Lockstep<'a> {
     /// The model.
     pub model: &'a dyn LanguageModel,
@@ -47,6 +48,8 @@ pub struct Lockstep<'a> {
     pub clock: &'a dyn Clock,
     /// Decode steps to time; 0: none.
     pub latency_steps: usize,
+    /// Tokens between two records of memory along what is scored; 0: none. Steps end there, which changes no score.
+    pub memory_every: usize,
 }
 
 /// What one strategy gave on one item.
@@ -56,6 +59,8 @@ pub struct Outcome {
     pub tokens: Vec<TokenScore>,
     /// The live cache: see [`super::records::ItemRecord::memory`].
     pub memory: Vec<MemoryRecord>,
+    /// The live cache along what is scored: see [`super::records::ItemRecord::memory_track`].
+    pub memory_track: Vec<MemoryRecord>,
     /// Times, where asked for.
     pub latency: Option<LatencyRecord>,
     /// Σ −ln p with the context dropped, where asked for.
@@ -85,18 +90,41 @@ pub type Outcomes = Vec<Result<Outcome, EvalError>>;
 struct Runner {
     cache: StagedCache,
     chunk: usize,
+    /// What becomes of rows that are scored; in a stream, all are the strategy's.
+    continuation: Continuation,
     tokens: Vec<TokenScore>,
     memory: Vec<MemoryRecord>,
+    memory_track: Vec<MemoryRecord>,
     compress_ms: f64,
 }
 
 impl Runner {
-    fn remember(&mut self) -> Result<(), EvalError> {
-        let n_tokens = self.cache.len(SEQ)? as usize;
-        self.memory.push(MemoryRecord {
-            n_tokens,
+    fn measure(&self) -> Result<MemoryRecord, EvalError> {
+        Ok(MemoryRecord {
+            n_tokens: self.cache.len(SEQ)? as usize,
             report: self.cache.memory(),
-        });
+        })
+    }
+
+    fn remember(&mut self) -> Result<(), EvalError> {
+        let record = self.measure()?;
+        self.memory.push(record);
+        Ok(())
+    }
+
+    /// Rows of an exact continuation are no part of the strategy: there is nothing to follow.
+    fn remember_end(&mut self) -> Result<(), EvalError> {
+        match self.continuation {
+            Continuation::Strategy => self.remember(),
+            Continuation::Exact => Ok(()),
+        }
+    }
+
+    fn follow(&mut self) -> Result<(), EvalError> {
+        if self.continuation == Continuation::Strategy {
+            let record = self.measure()?;
+            self.memory_track.push(record);
+        }
         Ok(())
     }
 }
@@ -129,46 +157,41 @@ impl<'a> Lockstep<'a> {
         Ok(self.collect(runners, latencies, None))
     }
 
-    /// `compress-once` over one document: `ids` are the context's tokens and then the continuation's.
+    /// `compress-once` over one document: `ids` are the context's tokens and then the continuation's. Each strategy
+    /// comes with what becomes of its continuation's rows; context and reference are computed once for all.
     ///
     /// # Errors
     /// The reference's; a strategy's own error is its outcome.
     pub fn compress_once(
         &self,
-        strategies: &[&Strategy],
+        entrants: &[(&Strategy, Continuation)],
         ids: &[u32],
         context: usize,
-        (continuation, floor): (Continuation, Floor),
+        floor: Floor,
     ) -> Result<Outcomes, EvalError> {
+        let build = |strategy: &Strategy, continuation| {
+            let runner = self.build(strategy)?;
+            Ok(Runner {
+                continuation,
+                ..runner
+            })
+        };
         let mut runners: Vec<Result<Runner, EvalError>> =
-            strategies.iter().map(|s| self.build(s)).collect();
+            entrants.iter().map(|&(s, c)| build(s, c)).collect();
         if floor == Floor::Run {
-            runners.push(self.build(&floor_strategy()));
+            runners.push(build(&floor_strategy(), Continuation::Exact));
         }
         let start = self.clock.read();
         let needs_hidden = runners.iter().flatten().any(|r| r.cache.needs().hidden);
         let (mut reference, tape) = self.prefill(&ids[..context], needs_hidden)?;
         let prefill_ms = self.clock.read().since(start).wall_ms();
-        let n = strategies.len();
-        for (i, slot) in runners.iter_mut().enumerate() {
-            let continuation = if i < n {
-                continuation
-            } else {
-                Continuation::Exact
-            };
-            if let Ok(runner) = slot
-                && let Err(e) = self.compress(runner, &tape, continuation)
-            {
-                *slot = Err(e);
-            }
-        }
+        let n = entrants.len();
+        each(&mut runners, |runner| self.compress(runner, &tape));
         drop(tape);
         let timed = &ids[context..][..self.latency_steps.min(ids.len() - context)];
         let latencies = self.time(&mut runners[..n], timed, prefill_ms);
         self.score(&mut reference, &mut runners, ids, context)?;
-        if continuation == Continuation::Strategy {
-            each(&mut runners, Runner::remember);
-        }
+        each(&mut runners, Runner::remember_end);
         let floor = runners.drain(n..).next().transpose()?;
         let nll_floor = floor.map(|f| f.tokens.iter().map(|t| t.nll).sum());
         Ok(self.collect(runners, latencies, nll_floor))
@@ -203,25 +226,26 @@ impl<'a> Lockstep<'a> {
         Ok(Runner {
             cache,
             chunk,
+            continuation: Continuation::Strategy,
             tokens: Vec::new(),
             memory: Vec::new(),
+            memory_track: Vec::new(),
             compress_ms: 0.0,
         })
     }
 
     /// Replays the context into a strategy's cache and compresses it.
-    fn compress(
-        &self,
-        runner: &mut Runner,
-        tape: &ContextTape,
-        continuation: Continuation,
-    ) -> Result<(), EvalError> {
+    fn compress(&self, runner: &mut Runner, tape: &ContextTape) -> Result<(), EvalError> {
         let start = self.clock.read();
         runner.cache.admit(SEQ, Admission::Context)?;
         tape.replay(&mut runner.cache, SEQ, runner.chunk)?;
-        runner.cache.compress(SEQ, continuation)?;
+        runner.cache.compress(SEQ, runner.continuation)?;
         runner.compress_ms = self.clock.read().since(start).wall_ms();
-        runner.remember()
+        runner.remember()?;
+        match self.memory_every {
+            0 => Ok(()),
+            _ => runner.follow(),
+        }
     }
 
     /// Feeds `ids[from..]` to all and scores every query that has a next token. Returns the reference's time, ms.
@@ -235,7 +259,7 @@ impl<'a> Lockstep<'a> {
         let mut reference_ms = 0.0;
         let mut at = from;
         while at < ids.len() {
-            let end = (at + self.chunk).min(ids.len());
+            let end = self.step_end(at).min(ids.len());
             let start = self.clock.read();
             let full = self.feed(reference, ids, at..end)?;
             reference_ms += self.clock.read().since(start).wall_ms();
@@ -254,9 +278,20 @@ impl<'a> Lockstep<'a> {
             }
             let n_scored = end.min(ids.len() - 1) - at;
             self.score_rows(&full, runners, &hidden, &ids[at + 1..at + 1 + n_scored]);
+            if self.memory_every > 0 && end.is_multiple_of(self.memory_every) {
+                each(runners, Runner::follow);
+            }
             at = end;
         }
         Ok(reference_ms)
+    }
+
+    /// Where a step from `at` ends: a chunk later, or at the next position at which memory is measured.
+    fn step_end(&self, at: usize) -> usize {
+        match self.memory_every {
+            0 => at + self.chunk,
+            every => (at + self.chunk).min((at + 1).next_multiple_of(every)),
+        }
     }
 
     /// One chunk through the model, in steps that the cache allows.
@@ -363,6 +398,7 @@ impl<'a> Lockstep<'a> {
                 Ok(Outcome {
                     tokens: r.tokens,
                     memory: r.memory,
+                    memory_track: r.memory_track,
                     latency,
                     nll_floor,
                     chunk: r.chunk,

@@ -44,6 +44,10 @@ pub struct ItemRecord {
     /// Bytes of the live cache, in order of `n_tokens`: at the compression point where there is one, and at the end unless
     /// the continuation is kept exact (its f32 rows are no part of the strategy). Tables show the first.
     pub memory: Vec<MemoryRecord>,
+    /// Bytes of the live cache along what is scored, in order of `n_tokens`: from the compression point where there is
+    /// one. Empty unless the plan asks for it, and where the continuation is kept exact.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory_track: Vec<MemoryRecord>,
     /// Times, where the plan asks for them.
     pub latency: Option<LatencyRecord>,
     /// Settings as used, not as asked for (chunk, threads, backend, ...).
@@ -348,6 +352,7 @@ mod tests {
                     ..MemoryReport::default()
                 },
             }],
+            memory_track: Vec::new(),
             latency: Some(LatencyRecord {
                 depth: 4,
                 step_ms: vec![0.1 + 0.2],

@@ -63,6 +63,21 @@ pub static COLUMNS: &[Column] = &[
         text: |_, s| memory(s, |m| format!("{:.3}", m.bytes_vs_f16())),
     },
     Column {
+        head: "bytes_vs_fp8",
+        tex: "",
+        rank: 8,
+        text: |_, s| memory(s, |m| format!("{:.3}", m.bytes_vs_fp8())),
+    },
+    Column {
+        head: "effective bits",
+        tex: "effective bits",
+        rank: 16,
+        text: |_, s| {
+            let bits = s.memory.and_then(|m| m.marginal_bits_per_value);
+            bits.map_or_else(String::new, |bits| format!("{bits:.3}"))
+        },
+    },
+    Column {
         head: "kept_fraction",
         tex: "kept fraction",
         rank: 13,

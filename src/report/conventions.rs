@@ -23,7 +23,8 @@ pub fn shared(report: &Report) -> Vec<String> {
         format!(
             "Sizes charge every stored byte of the live cache: codes, scales, indices, page tables, shared tables, \
              projections, exact rows, slack, parked pages. bytes_vs_f16 is over an f16 cache of the same tokens \
-             ({per_token} bytes per token)."
+             ({per_token} bytes per token), bytes_vs_fp8 over half of that. effective bits: per value of the tokens that \
+             came after the compression point, what they added."
         ),
     ]
 }

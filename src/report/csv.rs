@@ -3,173 +3,11 @@
 //! Invariants: one fixed set of fields per file; an absent number is an empty field, never 0 or NaN; each row names the
 //! cells whose raw records it is made of.
 
-use crate::cache::strategy::ExactFormat;
-use crate::eval::stats::{Estimate, Paired};
-
-use super::columns::{key_form, side, stages};
-use super::measures::{Latency, Memory, Repetition};
-use super::rows::{Group, Report, Row, Scores};
-
-/// A field: its name and its text.
-type Field<T> = (&'static str, fn(&T) -> String);
-/// A field of a row in its place.
-type PlaceField = (&'static str, fn(&At<'_>) -> String);
-
-/// Where a row stands.
-struct At<'a> {
-    report: &'a Report,
-    group: &'a Group,
-    row: &'a Row,
-}
-
-static PLACE: &[PlaceField] = &[
-    ("experiment", |at| at.report.header.experiment.clone()),
-    ("run_id", |at| at.report.run_id.clone()),
-    ("model", |at| at.report.header.model.name.clone()),
-    ("model_sha256", |at| at.report.header.model.sha256.clone()),
-    ("protocol", |at| at.group.protocol.name.clone()),
-    ("data", |at| at.group.title.clone()),
-    ("strategy", |at| at.row.label.clone()),
-    ("cells", |at| at.row.cells.join(" ")),
-];
-
-static STRATEGY: &[PlaceField] = &[
-    ("stages", |at| stages(&at.row.strategy)),
-    ("k", |at| {
-        side(&at.row.strategy.project_k, &at.row.strategy.encode_k)
-    }),
-    ("v", |at| {
-        side(&at.row.strategy.project_v, &at.row.strategy.encode_v)
-    }),
-    ("keys", |at| key_form(at.row.strategy.keys).to_owned()),
-    ("tail", |at| at.row.strategy.tail.to_string()),
-    ("sinks", |at| at.row.strategy.sinks.to_string()),
-    ("exact", |at| match at.row.strategy.exact {
-        ExactFormat::F16 => "f16".to_owned(),
-        ExactFormat::F32 => "f32".to_owned(),
-    }),
-    ("reason", |at| at.row.reason()),
-    ("reference_ppl", |at| {
-        at.group
-            .baseline
-            .map_or_else(String::new, |b| number(b.reference_ppl))
-    }),
-    ("reference_bits_per_byte", |at| {
-        at.group
-            .baseline
-            .map_or_else(String::new, |b| number(b.reference_bits_per_byte))
-    }),
-    ("floor_ppl", |at| {
-        optional(at.group.baseline.and_then(|b| b.floor_ppl))
-    }),
-];
-
-static SCORES: &[Field<Scores>] = &[
-    ("n_items", |s| s.n_items.to_string()),
-    ("n_skipped", |s| s.n_skipped.to_string()),
-    ("n_tokens_scored", |s| s.n_scored.to_string()),
-    ("ppl", |s| number(s.quality.ppl())),
-    ("bits_per_byte", |s| number(s.quality.bits_per_byte)),
-    ("nll", |s| number(s.quality.nll.value)),
-    ("nll_se", |s| optional(s.quality.nll.se)),
-    ("delta_nll", |s| number(s.quality.paired.delta.value)),
-    ("delta_nll_low", |s| low(&s.quality.paired.delta)),
-    ("delta_nll_high", |s| high(&s.quality.paired.delta)),
-    ("delta_ppl_percent", |s| {
-        number(s.quality.paired.ppl_change_percent())
-    }),
-    ("delta_ppl_percent_low", |s| ppl_change(&s.quality.paired).0),
-    ("delta_ppl_percent_high", |s| {
-        ppl_change(&s.quality.paired).1
-    }),
-    ("p", |s| optional(s.quality.paired.p)),
-    ("verdict", |s| s.quality.paired.verdict.to_string()),
-    ("kld", |s| number(s.quality.kld.value)),
-    ("kld_low", |s| low(&s.quality.kld)),
-    ("kld_high", |s| high(&s.quality.kld)),
-    ("kld_median", |s| number(s.quality.kld_median)),
-    ("kld_p99", |s| number(s.quality.kld_p99)),
-    ("same_top", |s| number(s.quality.same_top.value)),
-    ("same_top_low", |s| low(&s.quality.same_top)),
-    ("same_top_high", |s| high(&s.quality.same_top)),
-    ("mean_delta_p", |s| number(s.quality.mean_delta_p.value)),
-    ("rms_delta_p", |s| number(s.quality.rms_delta_p.value)),
-    ("rms_delta_p_se", |s| optional(s.quality.rms_delta_p.se)),
-    ("context_benefit_kept", |s| {
-        optional(s.quality.context_benefit_kept.map(|e| e.value))
-    }),
-    ("context_benefit_kept_se", |s| {
-        optional(s.quality.context_benefit_kept.and_then(|e| e.se))
-    }),
-    ("bits_per_value", |s| of_memory(s, Memory::bits_per_value)),
-    ("bytes_per_token", |s| of_memory(s, Memory::bytes_per_token)),
-    ("bytes_vs_f16", |s| of_memory(s, Memory::bytes_vs_f16)),
-    ("kept_fraction", |s| {
-        optional(s.memory.and_then(|m| m.kept_fraction()))
-    }),
-    ("latency_depth", |s| {
-        s.latency
-            .last()
-            .map_or_else(String::new, |l| l.depth.to_string())
-    }),
-    ("ms_per_token", |s| {
-        optional(s.latency.last().map(|l| l.ms_per_token.value))
-    }),
-    ("ms_per_token_se", |s| {
-        optional(s.latency.last().and_then(|l| l.ms_per_token.se))
-    }),
-];
-
-static MEMORY: &[Field<Memory>] = &[
-    ("n_items", |m| m.n_items.to_string()),
-    ("n_tokens", |m| m.n_tokens.to_string()),
-    ("payload_bytes", |m| m.parts.payload_bytes.to_string()),
-    ("scale_bytes", |m| m.parts.scale_bytes.to_string()),
-    ("index_bytes", |m| m.parts.index_bytes.to_string()),
-    ("page_table_bytes", |m| m.parts.page_table_bytes.to_string()),
-    ("table_bytes", |m| m.parts.table_bytes.to_string()),
-    ("projection_bytes", |m| m.parts.projection_bytes.to_string()),
-    ("exact_bytes", |m| m.parts.exact_bytes.to_string()),
-    ("slack_bytes", |m| m.parts.slack_bytes.to_string()),
-    ("backing_bytes", |m| m.parts.backing_bytes.to_string()),
-    ("resident_bytes", |m| m.parts.resident_bytes().to_string()),
-    ("stored_bytes", |m| m.parts.stored_bytes().to_string()),
-    ("scratch_peak_bytes", |m| m.parts.scratch_bytes.to_string()),
-    ("rows_live", |m| m.parts.rows_live.to_string()),
-    ("rows_seen", |m| m.parts.rows_seen.to_string()),
-    ("f16_bytes", |m| m.f16_bytes.to_string()),
-    ("marginal_bytes_per_token", |m| {
-        optional(m.marginal_bytes_per_token)
-    }),
-    ("bytes_vs_f16", |m| number(m.bytes_vs_f16())),
-];
-
-static LATENCY: &[Field<Latency>] = &[
-    ("depth", |l| l.depth.to_string()),
-    ("n_steps", |l| l.n_steps.to_string()),
-    ("ms_per_token", |l| number(l.ms_per_token.value)),
-    ("ms_per_token_low", |l| low(&l.ms_per_token)),
-    ("ms_per_token_high", |l| high(&l.ms_per_token)),
-    ("interval_over", |l| match l.over {
-        Repetition::Items => "items".to_owned(),
-        Repetition::Steps => "steps".to_owned(),
-    }),
-    ("median_ms", |l| number(l.median_ms)),
-    ("p95_ms", |l| number(l.p95_ms)),
-    ("cpu_ms_per_token", |l| number(l.cpu_ms_per_token)),
-    ("tokens_per_s", |l| number(l.tokens_per_s())),
-    ("store_and_compress_ms", |l| number(l.compress_ms)),
-];
-
-static PAIR: &[Field<Paired>] = &[
-    ("n_items", |p| p.delta.n.to_string()),
-    ("delta_nll", |p| number(p.delta.value)),
-    ("delta_nll_low", |p| low(&p.delta)),
-    ("delta_nll_high", |p| high(&p.delta)),
-    ("delta_ppl_percent", |p| number(p.ppl_change_percent())),
-    ("p", |p| optional(p.p)),
-    ("verdict", |p| p.verdict.to_string()),
-];
+use super::bars::BarRow;
+use super::fields::{
+    At, BAR, BUCKET, LATENCY, MEMORY, PAIR, PLACE, SCORES, SLOPE, STRATEGY, number,
+};
+use super::rows::Report;
 
 /// Main table: every group and row, scored or not.
 pub fn results(report: &Report) -> String {
@@ -199,8 +37,10 @@ pub fn results_json(report: &Report) -> String {
                         .map(|(name, text)| (*name, scores.map_or_else(String::new, text))),
                 );
             let values = measured.map(|(name, text)| (name, json_value(text)));
+            let bars = bars_of(&at).map(|bars| ("bars", bars));
             texts
                 .chain(values)
+                .chain(bars)
                 .map(|(name, value)| (name.to_owned(), value))
                 .collect()
         })
@@ -208,10 +48,28 @@ pub fn results_json(report: &Report) -> String {
     serde_json::Value::from(rows).to_string()
 }
 
+/// The bars that are about a row, as objects; nothing for a report without bars.
+fn bars_of(at: &At<'_>) -> Option<serde_json::Value> {
+    let is_here = |bar: &&BarRow| {
+        let place = (&at.group.protocol.name, &at.group.title, &at.row.label);
+        (&bar.protocol, &bar.data, &bar.strategy) == place
+    };
+    let object = |bar: &BarRow| -> serde_json::Value {
+        // The row names place and strategy already.
+        let fields = BAR.iter().skip(3);
+        fields
+            .map(|(name, text)| ((*name).to_owned(), json_value(text(bar))))
+            .collect()
+    };
+    let bars = &at.report.bars;
+    (!bars.is_empty()).then(|| bars.iter().filter(is_here).map(object).collect())
+}
+
 fn json_value(text: String) -> serde_json::Value {
     match text.parse::<f64>() {
         _ if text.is_empty() => serde_json::Value::Null,
         Ok(number) if number.is_finite() => number.into(),
+        _ if text == "true" || text == "false" => (text == "true").into(),
         _ => text.into(),
     }
 }
@@ -226,6 +84,60 @@ pub fn memory(report: &Report) -> String {
         }
     }
     out.0
+}
+
+/// Bytes along what is scored, a line per row and length.
+pub fn memory_track(report: &Report) -> String {
+    let at_tokens = std::iter::once("at_tokens".to_owned());
+    let mut out = Lines::new(names(PLACE).chain(at_tokens).chain(names(MEMORY)));
+    let mut is_empty = true;
+    for at in rows(report) {
+        for memory in at.row.scores().map_or(&[][..], |s| &s.memory_track) {
+            let place = values(PLACE, |text| text(&at));
+            let at_tokens = std::iter::once(number(memory.mean_tokens()));
+            out.push(
+                place
+                    .chain(at_tokens)
+                    .chain(values(MEMORY, |text| text(memory))),
+            );
+            is_empty = false;
+        }
+    }
+    if is_empty { String::new() } else { out.0 }
+}
+
+/// What the experiment must show, a line per bar and place; empty where it states nothing.
+pub fn bars(report: &Report) -> String {
+    if report.bars.is_empty() {
+        return String::new();
+    }
+    let mut out = Lines::new(names(BAR));
+    for bar in &report.bars {
+        out.push(values(BAR, |text| text(bar)));
+    }
+    out.0
+}
+
+/// Errors by position, a line per row and bucket; empty where no span is long enough.
+pub fn positions(report: &Report) -> String {
+    let mut out = Lines::new(names(PLACE).chain(names(BUCKET)).chain(names(SLOPE)));
+    let mut is_empty = true;
+    for at in rows(report) {
+        let Some(positions) = at.row.scores().and_then(|s| s.positions.as_ref()) else {
+            continue;
+        };
+        for bucket in &positions.buckets {
+            let place = values(PLACE, |text| text(&at));
+            let errors = values(BUCKET, |text| text(bucket));
+            out.push(
+                place
+                    .chain(errors)
+                    .chain(values(SLOPE, |text| text(positions))),
+            );
+            is_empty = false;
+        }
+    }
+    if is_empty { String::new() } else { out.0 }
 }
 
 /// Times, a line per row and depth.
@@ -275,39 +187,6 @@ fn values<F>(
     fields.iter().map(move |(_, text)| apply(text))
 }
 
-fn number(value: f64) -> String {
-    if value.is_finite() {
-        // Adding 0 turns -0 into 0.
-        (value + 0.0).to_string()
-    } else {
-        String::new()
-    }
-}
-
-fn optional(value: Option<f64>) -> String {
-    value.map_or_else(String::new, number)
-}
-
-fn low(estimate: &Estimate) -> String {
-    optional(estimate.interval().map(|(low, _)| low))
-}
-
-fn high(estimate: &Estimate) -> String {
-    optional(estimate.interval().map(|(_, high)| high))
-}
-
-fn ppl_change(paired: &Paired) -> (String, String) {
-    let interval = paired.ppl_change_interval_percent();
-    (
-        optional(interval.map(|i| i.0)),
-        optional(interval.map(|i| i.1)),
-    )
-}
-
-fn of_memory(scores: &Scores, f: fn(&Memory) -> f64) -> String {
-    optional(scores.memory.as_ref().map(f))
-}
-
 /// Lines of comma-separated, quoted fields.
 struct Lines(String);
 
@@ -342,13 +221,5 @@ mod tests {
         assert_eq!(quote("plain text"), "plain text");
         assert_eq!(quote("a,b"), "\"a,b\"");
         assert_eq!(quote("say \"x\"\n"), "\"say \"\"x\"\"\n\"");
-    }
-
-    #[test]
-    fn numbers_keep_every_digit_and_are_never_nan() {
-        assert_eq!(number(0.1 + 0.2), "0.30000000000000004");
-        assert_eq!(number(-0.0), "0");
-        assert_eq!(number(f64::NAN), "");
-        assert_eq!(optional(None), "");
     }
 }

@@ -1,11 +1,15 @@
-//! Tables in Markdown: results, bytes by part, times, pairs.
+//! Tables in Markdown: results, bars, bytes by part, errors by position, times, pairs.
 //!
 //! Invariant: every table of results stands under its conventions.
+
+use std::collections::BTreeSet;
 
 use super::columns::{COLUMNS, Text, TextRow, text};
 use super::conventions::{own, shared, short};
 use super::format::{grouped, mean_count, plus_minus, signed_plus_minus, significant};
-use super::rows::{Group, Report};
+use super::measures::Memory;
+use super::positions::{Bucket, MIN_SPAN, Positions};
+use super::rows::{Group, Report, Row};
 
 /// Main tables, one per group.
 pub fn results(report: &Report) -> String {
@@ -22,15 +26,96 @@ pub fn results(report: &Report) -> String {
 pub fn memory(report: &Report) -> String {
     let intro = "Bytes per token of the live cache, shared parts and slack included, at the stated number of tokens. \
                  stored: all parts and what is parked; scratch: the largest working memory, bytes, not stored; \
-                 marginal: what one more token costs.";
+                 marginal: what one more token costs, in bytes and in bits per value (effective bits).";
     document(
         report,
         "bytes by part",
         &[intro.to_owned()],
         |group, out| {
             out.push_str(&table(&memory_text(group)));
+            if let Some(text) = track_text(group) {
+                out.push_str(TRACK_INTRO);
+                out.push_str(&table(&text));
+            }
         },
     )
+}
+
+/// What the experiment must show; empty where it states nothing.
+pub fn bars(report: &Report) -> String {
+    if report.bars.is_empty() {
+        return String::new();
+    }
+    let intro = "What the experiment must show. measured: the paired mean over documents or windows [its 95 % interval]. A \
+                 bar of perplexity is met when the interval's near end is within it, and says so; every other bar is met \
+                 by the mean. Too few: the interval's half-width exceeds half of the bar (of a fraction whose best is 1, \
+                 half of what the bar leaves to 1).";
+    let mut out = title(report, "bars", &[intro.to_owned()]);
+    let rows = report
+        .bars
+        .iter()
+        .map(|bar| super::bars::cells(bar).to_vec());
+    out.push('\n');
+    out.push_str(&table(&plain(&super::bars::HEADS, rows)));
+    out
+}
+
+/// Errors by position; empty where no span is long enough.
+pub fn positions(report: &Report) -> String {
+    let scores = report.groups.iter().flat_map(|g| &g.rows);
+    if !scores
+        .filter_map(Row::scores)
+        .any(|s| s.positions.is_some())
+    {
+        return String::new();
+    }
+    let intro = format!(
+        "Errors by the position of the query, counted from 0, over items that score more than {MIN_SPAN} tokens. KLD per \
+         doubling: least squares over the buckets of each item, then the mean over items; ± is half of a 95 % interval \
+         over the n items."
+    );
+    document(report, "errors by position", &[intro], |group, out| {
+        out.push_str(&table(&positions_text(group, |b| {
+            plus_minus(b.kld.value, b.kld.half_width())
+        })));
+        out.push_str("\nThe same of ΔNLL, nats per token, paired:\n\n");
+        out.push_str(&table(&positions_text(group, |b| {
+            signed_plus_minus(b.delta_nll.value, b.delta_nll.half_width())
+        })));
+    })
+}
+
+fn positions_text(group: &Group, cell: fn(&Bucket) -> String) -> Text {
+    let found: Vec<(&str, &Positions)> = group
+        .rows
+        .iter()
+        .filter_map(|row| Some((row.label.as_str(), row.scores()?.positions.as_ref()?)))
+        .collect();
+    let buckets = found.first().map_or(&[][..], |(_, p)| &p.buckets);
+    let range = |b: &Bucket| {
+        let last = b.until - 1;
+        format!("{} … {}", grouped(b.from as u64), grouped(last as u64))
+    };
+    let heads = ["strategy", "n", "KLD per doubling"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(buckets.iter().map(range))
+        .collect();
+    let rows = found.iter().map(|(label, positions)| {
+        let slope = positions.kld_per_doubling;
+        let n = slope.map_or_else(String::new, |s| s.n.to_string());
+        let slope = slope.map_or_else(String::new, |s| signed_plus_minus(s.value, s.half_width()));
+        let ends = [(*label).to_owned(), n, slope];
+        TextRow::Cells(
+            ends.into_iter()
+                .chain(positions.buckets.iter().map(cell))
+                .collect(),
+        )
+    });
+    Text {
+        heads,
+        rows: rows.collect(),
+    }
 }
 
 /// Times at each depth.
@@ -81,6 +166,19 @@ fn document(
     intro: &[String],
     section: impl Fn(&Group, &mut String),
 ) -> String {
+    let mut out = title(report, what, intro);
+    for group in &report.groups {
+        out.push_str(&format!(
+            "\n## {}: {}\n\n",
+            group.protocol.name, group.title
+        ));
+        section(group, &mut out);
+    }
+    out
+}
+
+/// What the file is, of which run.
+fn title(report: &Report, what: &str, intro: &[String]) -> String {
     let header = &report.header;
     let mut out = format!(
         "# {}: {what}\n\nModel {} (sha256 {}). Bundle {}/{}{}. Command: `{}`.\n",
@@ -98,13 +196,6 @@ fn document(
     );
     for line in intro {
         out.push_str(&format!("\n{line}\n"));
-    }
-    for group in &report.groups {
-        out.push_str(&format!(
-            "\n## {}: {}\n\n",
-            group.protocol.name, group.title
-        ));
-        section(group, &mut out);
     }
     out
 }
@@ -132,6 +223,7 @@ fn memory_text(group: &Group) -> Text {
         "stored",
         "f16",
         "marginal",
+        "effective bits",
         "kept_fraction",
         "scratch bytes",
     ];
@@ -157,12 +249,72 @@ fn memory_text(group: &Group) -> Text {
                 .marginal_bytes_per_token
                 .map_or_else(String::new, |bytes| significant(bytes, 4)),
             memory
+                .marginal_bits_per_value
+                .map_or_else(String::new, |bits| format!("{bits:.3}")),
+            memory
                 .kept_fraction()
                 .map_or_else(String::new, |kept| format!("{kept:.3}")),
             grouped(parts.scratch_bytes),
         ])
     });
     plain(&heads, rows)
+}
+
+const TRACK_INTRO: &str = "\nAlong what is scored, on the first item of each text: bytes per token (bytes_vs_f16) \
+    at each length, its least and greatest. memory_track.csv has every length and part.\n\n";
+
+/// Lengths shown in a table; a file of its own has all.
+const MAX_LENGTHS: usize = 17;
+
+/// Bytes along what is scored; `None` where nobody asked for them.
+fn track_text(group: &Group) -> Option<Text> {
+    let tracks: Vec<(&str, &[Memory])> = group
+        .rows
+        .iter()
+        .filter_map(|row| Some((row.label.as_str(), &row.scores()?.memory_track[..])))
+        .filter(|(_, track)| !track.is_empty())
+        .collect();
+    let length = |m: &Memory| m.mean_tokens() as usize;
+    let lengths: BTreeSet<usize> = tracks
+        .iter()
+        .flat_map(|(_, t)| t.iter().map(length))
+        .collect();
+    let lengths: Vec<usize> = lengths.into_iter().collect();
+    let step = lengths
+        .len()
+        .saturating_sub(1)
+        .div_ceil(MAX_LENGTHS - 1)
+        .max(1);
+    let shown: Vec<usize> = lengths.iter().rev().step_by(step).rev().copied().collect();
+    let heads: Vec<String> = ["strategy", "least", "greatest"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(shown.iter().map(|n| format!("at {}", grouped(*n as u64))))
+        .collect();
+    let rows = tracks.iter().map(|(label, track)| {
+        let by_size = |a: &&Memory, b: &&Memory| a.bytes_vs_f16().total_cmp(&b.bytes_vs_f16());
+        let extreme = |m: Option<&Memory>| {
+            m.map_or_else(String::new, |m| {
+                format!("{:.4} at {}", m.bytes_vs_f16(), grouped(length(m) as u64))
+            })
+        };
+        let at = |n: &usize| {
+            let here = track.iter().find(|m| length(m) == *n);
+            here.map_or_else(String::new, |m| {
+                format!("{:.0} ({:.4})", m.bytes_per_token(), m.bytes_vs_f16())
+            })
+        };
+        let ends = [
+            (*label).to_owned(),
+            extreme(track.iter().min_by(by_size)),
+            extreme(track.iter().max_by(by_size)),
+        ];
+        TextRow::Cells(ends.into_iter().chain(shown.iter().map(at)).collect())
+    });
+    (!tracks.is_empty()).then(|| Text {
+        heads,
+        rows: rows.collect(),
+    })
 }
 
 fn latency_text(group: &Group) -> Text {

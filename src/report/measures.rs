@@ -3,11 +3,11 @@
 //! Invariants: a mean is a ratio of sums with the item as its cluster; the base of every size is what an f16 cache
 //! holds at the same number of tokens; all stored bytes are charged.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bundle::header::GeometryHeader;
 use crate::cache::MemoryReport;
-use crate::eval::records::{ItemRecord, LatencyRecord};
+use crate::eval::records::{ItemRecord, LatencyRecord, MemoryRecord};
 use crate::eval::stats::{Estimate, Pair, Paired, quantile};
 
 /// Likelihood and distribution against the reference, per token.
@@ -112,11 +112,49 @@ pub struct Memory {
     pub n_scalars: u64,
     /// Bytes that one more token costs, from items with records at two lengths.
     pub marginal_bytes_per_token: Option<f64>,
+    /// The same in bits per value of K and V.
+    pub marginal_bits_per_value: Option<f64>,
 }
 
 impl Memory {
     /// Of some items; `None` if none carries a memory record.
     pub fn new(items: &[&ItemRecord], geometry: &GeometryHeader) -> Option<Self> {
+        let ends = || {
+            items
+                .iter()
+                .filter_map(|r| r.memory.first().zip(r.memory.last()))
+        };
+        let mut out = Self::of(ends().map(|(first, _)| first), geometry)?;
+        let (mut tokens, mut bytes, mut scalars) = (0.0, 0.0, 0.0);
+        for (first, last) in ends() {
+            let more = |f: &dyn Fn(&MemoryRecord) -> f64| f(last) - f(first);
+            tokens += more(&|m| m.n_tokens as f64);
+            bytes += more(&|m| m.report.stored_bytes() as f64);
+            scalars += more(&|m| geometry.scalars_at(m.n_tokens) as f64);
+        }
+        if tokens > 0.0 && scalars > 0.0 {
+            out.marginal_bytes_per_token = Some(bytes / tokens);
+            out.marginal_bits_per_value = Some(8.0 * bytes / scalars);
+        }
+        Some(out)
+    }
+
+    /// Along what is scored: one entry per length at which items carry a record, ascending.
+    pub fn track(items: &[&ItemRecord], geometry: &GeometryHeader) -> Vec<Self> {
+        let mut by_length: BTreeMap<usize, Vec<&MemoryRecord>> = BTreeMap::new();
+        for record in items.iter().flat_map(|r| &r.memory_track) {
+            by_length.entry(record.n_tokens).or_default().push(record);
+        }
+        by_length
+            .into_values()
+            .filter_map(|records| Self::of(records.into_iter(), geometry))
+            .collect()
+    }
+
+    fn of<'a>(
+        records: impl Iterator<Item = &'a MemoryRecord>,
+        geometry: &GeometryHeader,
+    ) -> Option<Self> {
         let mut out = Self {
             n_items: 0,
             n_tokens: 0,
@@ -124,22 +162,14 @@ impl Memory {
             f16_bytes: 0,
             n_scalars: 0,
             marginal_bytes_per_token: None,
+            marginal_bits_per_value: None,
         };
-        let (mut more_tokens, mut more_bytes) = (0.0, 0.0);
-        for records in items.iter().map(|r| &r.memory) {
-            let (Some(first), Some(last)) = (records.first(), records.last()) else {
-                continue;
-            };
+        for record in records {
             out.n_items += 1;
-            out.n_tokens += first.n_tokens;
-            out.parts = sum(&out.parts, &first.report);
-            out.f16_bytes += geometry.f16_bytes_at(first.n_tokens);
-            out.n_scalars += geometry.scalars_at(first.n_tokens);
-            more_tokens += last.n_tokens as f64 - first.n_tokens as f64;
-            more_bytes += last.report.stored_bytes() as f64 - first.report.stored_bytes() as f64;
-        }
-        if more_tokens > 0.0 {
-            out.marginal_bytes_per_token = Some(more_bytes / more_tokens);
+            out.n_tokens += record.n_tokens;
+            out.parts = sum(&out.parts, &record.report);
+            out.f16_bytes += geometry.f16_bytes_at(record.n_tokens);
+            out.n_scalars += geometry.scalars_at(record.n_tokens);
         }
         (out.n_tokens > 0).then_some(out)
     }
@@ -162,6 +192,11 @@ impl Memory {
     /// Stored bytes over those of an f16 cache of the same tokens.
     pub fn bytes_vs_f16(&self) -> f64 {
         self.parts.stored_bytes() as f64 / self.f16_bytes as f64
+    }
+
+    /// Stored bytes over those of a cache of the same tokens at one byte per value.
+    pub fn bytes_vs_fp8(&self) -> f64 {
+        self.parts.stored_bytes() as f64 / self.n_scalars as f64
     }
 
     /// Rows that can still be attended over rows seen; `None` where rows are not counted.

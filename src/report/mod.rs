@@ -3,22 +3,25 @@
 //! Invariants: a report can be made at any time from the raw files, of a finished run or not, and is then the same to
 //! the byte; ratios exist only here; no number stands without its n, its unit and its convention.
 
+pub mod bars;
 pub mod columns;
 pub mod conventions;
 pub mod csv;
+mod fields;
 pub mod format;
 pub mod latex;
 pub mod markdown;
 pub mod measures;
+pub mod positions;
 pub mod rows;
 pub mod terminal;
 
 use std::path::Path;
 
-use crate::bundle::{Bundle, BundleError, write_atomic};
+use crate::bundle::{Bundle, BundleError, write_or_remove};
 use rows::Report;
 
-/// A table's file name and writer.
+/// A table's file name and writer; an empty text stands for a table that this report does not have.
 type Writer = (&'static str, fn(&Report) -> String);
 
 /// Every derived file of a bundle.
@@ -26,8 +29,13 @@ pub static FILES: &[Writer] = &[
     ("table.md", markdown::results),
     ("table.csv", csv::results),
     ("table.tex", latex::results),
+    ("bars.md", markdown::bars),
+    ("bars.csv", csv::bars),
     ("memory.md", markdown::memory),
     ("memory.csv", csv::memory),
+    ("memory_track.csv", csv::memory_track),
+    ("positions.md", markdown::positions),
+    ("positions.csv", csv::positions),
     ("latency.md", markdown::latency),
     ("latency.csv", csv::latency),
     ("pairs.md", markdown::pairs),
@@ -41,7 +49,7 @@ pub static FILES: &[Writer] = &[
 pub fn write(bundle: &Path) -> Result<Report, BundleError> {
     let report = Report::new(&Bundle::read(bundle)?);
     for (name, writer) in FILES {
-        write_atomic(&bundle.join(name), writer(&report).as_bytes())?;
+        write_or_remove(&bundle.join(name), writer(&report).as_bytes())?;
     }
     Ok(report)
 }

@@ -6,12 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bundle::Contents;
-use crate::bundle::header::{CellHeader, DataHeader, ProtocolHeader, RunHeader};
+use crate::bundle::header::{CellHeader, DataHeader, ProtocolHeader, ProtocolKind, RunHeader};
 use crate::cache::strategy::Strategy;
 use crate::eval::records::{CellStatus, ItemRecord};
 use crate::eval::stats::{Pair, Paired};
 
+use super::bars::{self, BarRow};
 use super::measures::{Latency, Memory, Quality};
+use super::positions::Positions;
 
 /// Everything that tables are made of.
 #[derive(Debug, Clone)]
@@ -26,15 +28,19 @@ pub struct Report {
     pub is_finished: bool,
     /// Cells that failed.
     pub n_failed: usize,
-    /// One per protocol and domain, and one over all data of a protocol that has several.
+    /// One per protocol and text, one over all texts of a domain that has several, and one over all data.
     pub groups: Vec<Group>,
+    /// What the experiment must show, held against the groups.
+    pub bars: Vec<BarRow>,
 }
 
 /// Items that are reported together.
 #[derive(Debug, Clone)]
 pub struct Group {
-    /// Name of the data, and of the domain where the data has several; `all data` for the pooled group.
+    /// Name of the data, and of the domain where the data has several; `all code`, `all data` for the pooled groups.
     pub title: String,
+    /// The domain, where all items have the same.
+    pub domain: Option<String>,
     /// The protocol.
     pub protocol: ProtocolHeader,
     /// The data it covers.
@@ -105,6 +111,10 @@ pub struct Scores {
     pub quality: Quality,
     /// Bytes.
     pub memory: Option<Memory>,
+    /// Bytes along what is scored, one entry per length, ascending; empty unless the experiment asks for it.
+    pub memory_track: Vec<Memory>,
+    /// Errors by position; `None` unless items score long spans.
+    pub positions: Option<Positions>,
     /// Times, one entry per depth, ascending.
     pub latency: Vec<Latency>,
 }
@@ -148,11 +158,12 @@ impl Report {
     pub fn new(contents: &Contents) -> Self {
         let source = Source::new(contents);
         let header = &contents.header;
-        let groups = header
+        let groups: Vec<Group> = header
             .protocols
             .iter()
             .flat_map(|protocol| source.groups(protocol))
             .collect();
+        let bars = bars::rows(&groups, &contents.bars);
         Self {
             header: header.clone(),
             run_id: contents
@@ -167,7 +178,13 @@ impl Report {
                 .filter(|c| matches!(c.status, CellStatus::Failed { .. }))
                 .count(),
             groups,
+            bars,
         }
+    }
+
+    /// Whether a bar is missed.
+    pub fn misses_a_bar(&self) -> bool {
+        self.bars.iter().any(BarRow::is_missed)
     }
 }
 
@@ -229,6 +246,7 @@ impl<'a> Source<'a> {
     fn groups(&self, protocol: &ProtocolHeader) -> Vec<Group> {
         let mut selections = Vec::new();
         let mut covered = Vec::new();
+        let mut by_domain: Vec<(&str, Vec<&DataHeader>)> = Vec::new();
         for data in &self.contents.header.data {
             let cells = self.cells(protocol, &[data]);
             if cells.is_empty() {
@@ -239,6 +257,12 @@ impl<'a> Source<'a> {
             for (_, item) in cells.iter().flat_map(|cell| self.items(cell)) {
                 if !domains.contains(&item.domain.as_str()) {
                     domains.push(&item.domain);
+                }
+            }
+            for domain in &domains {
+                match by_domain.iter_mut().find(|(known, _)| known == domain) {
+                    Some((_, texts)) => texts.push(data),
+                    None => by_domain.push((domain, vec![data])),
                 }
             }
             match domains.as_slice() {
@@ -253,6 +277,14 @@ impl<'a> Source<'a> {
                     domain: Some(domain),
                 })),
             }
+        }
+        if by_domain.len() > 1 {
+            let several = by_domain.into_iter().filter(|(_, texts)| texts.len() > 1);
+            selections.extend(several.map(|(domain, data)| Selection {
+                title: format!("all {domain}"),
+                data,
+                domain: Some(domain),
+            }));
         }
         if selections.len() > 1 {
             selections.push(Selection {
@@ -286,7 +318,7 @@ impl<'a> Source<'a> {
         }
         let with_items: Vec<(Row, Vec<Located<'_>>)> = keyed
             .iter()
-            .map(|(_, cells)| self.row(cells, selection.domain))
+            .map(|(_, cells)| self.row(cells, (&protocol.kind, selection.domain)))
             .collect();
         let most = with_items
             .iter()
@@ -298,8 +330,15 @@ impl<'a> Source<'a> {
             .flatten()
             .map(|(data, item)| (*data, item.doc.as_str()))
             .collect();
+        let domains: BTreeSet<&str> = most
+            .into_iter()
+            .flatten()
+            .map(|(_, item)| item.domain.as_str())
+            .collect();
+        let domain = domains.first().filter(|_| domains.len() == 1);
         Group {
             title: selection.title.clone(),
+            domain: domain.map(|d| (*d).to_owned()),
             protocol: protocol.clone(),
             data: selection.data.iter().map(|d| (*d).clone()).collect(),
             n_tokens_dropped: selection
@@ -316,7 +355,11 @@ impl<'a> Source<'a> {
         }
     }
 
-    fn row(&self, cells: &[&CellHeader], domain: Option<&str>) -> (Row, Vec<Located<'a>>) {
+    fn row(
+        &self,
+        cells: &[&CellHeader],
+        (kind, domain): (&ProtocolKind, Option<&str>),
+    ) -> (Row, Vec<Located<'a>>) {
         let first = cells[0];
         let mut items: Vec<Located<'a>> = cells
             .iter()
@@ -325,7 +368,7 @@ impl<'a> Source<'a> {
             .copied()
             .collect();
         items.sort_by_key(|(data, item)| (*data, item.item));
-        let outcome = self.outcome(cells, &items);
+        let outcome = self.outcome(cells, &items, kind);
         if !matches!(outcome, Outcome::Scored(_)) {
             items.clear();
         }
@@ -343,7 +386,12 @@ impl<'a> Source<'a> {
         (row, items)
     }
 
-    fn outcome(&self, cells: &[&CellHeader], items: &[Located<'_>]) -> Outcome {
+    fn outcome(
+        &self,
+        cells: &[&CellHeader],
+        items: &[Located<'_>],
+        kind: &ProtocolKind,
+    ) -> Outcome {
         let ends = || {
             self.contents
                 .cells
@@ -367,6 +415,8 @@ impl<'a> Source<'a> {
             n_scored: records.iter().map(|r| r.n_scored).sum(),
             quality,
             memory: Memory::new(&records, &self.contents.header.geometry),
+            memory_track: Memory::track(&records, &self.contents.header.geometry),
+            positions: Positions::new(&records, kind),
             latency: Latency::by_depth(&records),
         }))
     }

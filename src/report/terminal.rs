@@ -4,9 +4,10 @@
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, TableStyle};
 
+use super::bars::cells;
 use super::columns::{COLUMNS, Column, Text, TextRow, text};
 use super::conventions::{data, protocol};
-use super::rows::{Group, Report};
+use super::rows::Report;
 
 /// Between two columns.
 const GAP: usize = 2;
@@ -42,13 +43,38 @@ pub fn results(report: &Report, width: usize) -> String {
             );
             out.push_str(&wrapped(&line, width));
         }
-        out.push_str(&table(group, &columns, width));
+        out.push_str(&table(text(group, &columns, |column| column.head), width));
+    }
+    out + &bars(report, width)
+}
+
+/// The verdicts on what the experiment must show, a paragraph each.
+fn bars(report: &Report, width: usize) -> String {
+    if report.bars.is_empty() {
+        return String::new();
+    }
+    let missed = report.bars.iter().filter(|b| b.is_missed()).count();
+    let mut out = format!("\nBars: {missed} of {} missed\n", report.bars.len());
+    for bar in &report.bars {
+        let [
+            strategy,
+            protocol,
+            data,
+            metric,
+            bound,
+            measured,
+            n,
+            verdict,
+        ] = cells(bar);
+        let line = format!(
+            "{strategy}, {protocol}, {data}: {metric} {bound}: {measured}, n = {n}: {verdict}"
+        );
+        out.push_str(&wrapped(&line, width));
     }
     out
 }
 
-fn table(group: &Group, columns: &[Column], width: usize) -> String {
-    let text = text(group, columns, |column| column.head);
+fn table(text: Text, width: usize) -> String {
     let mut table = Table::new();
     table
         .load_style(TableStyle::new())

@@ -121,6 +121,7 @@ fn a_cell_leaves_nothing_behind_for_the_next_one() {
         chunk: 50,
         clock: &clock,
         latency_steps: 0,
+        memory_every: 0,
     };
     let a = Strategy::bare("nvfp4");
     let b = Strategy {

@@ -105,6 +105,46 @@ fn what_does_not_fit_the_model_or_the_text_is_refused_before_results() {
     }
 }
 
+/// A bar that is missed is a regression, told when all is written; other bars do not make another run.
+#[test]
+fn a_missed_bar_is_code_1_and_a_met_one_code_0() {
+    if model_path().is_none() {
+        return;
+    }
+    let bench = Bench::new(EXPERIMENT);
+    let bar = |bound: &str| format!("bar=[{{ strategy = \"f16\", metric = \"kld\", {bound} }}]");
+    let missed = bench.run("results", &["-s", &bar("at_most = 0")]);
+    assert_eq!(missed.code, Some(1), "{missed:?}");
+    assert!(missed.out.contains("missed"), "{missed:?}");
+    let bundle = bench.bundle("results").expect("a bundle");
+    let journal = bench.file("results", "journal.jsonl");
+    assert!(
+        bundle.join("manifest.json").exists()
+            && bench.file("results", "bars.md").contains("missed")
+    );
+    let report = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvlab"));
+        command.arg("report").arg(&bundle).args(args);
+        ended(
+            command
+                .stdout(std::process::Stdio::piped())
+                .stderr(std::process::Stdio::piped()),
+        )
+    };
+    let again = report(&[]);
+    assert_eq!(
+        (again.code, again.out.contains("Bars: 1 of 1 missed")),
+        (Some(1), true),
+        "{again:?}"
+    );
+    assert!(report(&["--json"]).out.contains("\"is_missed\":true"));
+    let met = bench.run("results", &["-s", &bar("at_most = 1.5")]);
+    assert_eq!(met.code, Some(0), "{met:?}");
+    assert!(bench.file("results", "bars.md").contains("| met"));
+    assert_eq!(bench.file("results", "journal.jsonl"), journal);
+    assert_eq!(report(&[]).code, Some(0));
+}
+
 #[test]
 fn a_model_that_can_not_be_had_or_was_changed_is_refused() {
     let Some(model) = model_path() else {

@@ -1,0 +1,292 @@
+//! The fields of the tables for programs: names, and how each is written.
+//!
+//! Invariants: an absent number is an empty text, never 0 or NaN; a number keeps every digit; names never change their
+//! meaning.
+
+use crate::cache::strategy::ExactFormat;
+use crate::eval::bars::Bound;
+use crate::eval::stats::{Estimate, Paired};
+
+use super::bars::BarRow;
+use super::columns::{key_form, side, stages};
+use super::measures::{Latency, Memory, Repetition};
+use super::positions::{Bucket, Positions};
+use super::rows::{Group, Report, Row, Scores};
+
+/// A field: its name and its text.
+pub(super) type Field<T> = (&'static str, fn(&T) -> String);
+/// A field of a row in its place.
+pub(super) type PlaceField = (&'static str, fn(&At<'_>) -> String);
+
+/// Where a row stands.
+pub(super) struct At<'a> {
+    pub report: &'a Report,
+    pub group: &'a Group,
+    pub row: &'a Row,
+}
+
+pub(super) static PLACE: &[PlaceField] = &[
+    ("experiment", |at| at.report.header.experiment.clone()),
+    ("run_id", |at| at.report.run_id.clone()),
+    ("model", |at| at.report.header.model.name.clone()),
+    ("model_sha256", |at| at.report.header.model.sha256.clone()),
+    ("protocol", |at| at.group.protocol.name.clone()),
+    ("data", |at| at.group.title.clone()),
+    ("strategy", |at| at.row.label.clone()),
+    ("cells", |at| at.row.cells.join(" ")),
+];
+
+pub(super) static STRATEGY: &[PlaceField] = &[
+    ("stages", |at| stages(&at.row.strategy)),
+    ("k", |at| {
+        side(&at.row.strategy.project_k, &at.row.strategy.encode_k)
+    }),
+    ("v", |at| {
+        side(&at.row.strategy.project_v, &at.row.strategy.encode_v)
+    }),
+    ("keys", |at| key_form(at.row.strategy.keys).to_owned()),
+    ("tail", |at| at.row.strategy.tail.to_string()),
+    ("sinks", |at| at.row.strategy.sinks.to_string()),
+    ("exact", |at| match at.row.strategy.exact {
+        ExactFormat::F16 => "f16".to_owned(),
+        ExactFormat::F32 => "f32".to_owned(),
+    }),
+    ("reason", |at| at.row.reason()),
+    ("reference_ppl", |at| {
+        at.group
+            .baseline
+            .map_or_else(String::new, |b| number(b.reference_ppl))
+    }),
+    ("reference_bits_per_byte", |at| {
+        at.group
+            .baseline
+            .map_or_else(String::new, |b| number(b.reference_bits_per_byte))
+    }),
+    ("floor_ppl", |at| {
+        optional(at.group.baseline.and_then(|b| b.floor_ppl))
+    }),
+];
+
+pub(super) static SCORES: &[Field<Scores>] = &[
+    ("n_items", |s| s.n_items.to_string()),
+    ("n_skipped", |s| s.n_skipped.to_string()),
+    ("n_tokens_scored", |s| s.n_scored.to_string()),
+    ("ppl", |s| number(s.quality.ppl())),
+    ("bits_per_byte", |s| number(s.quality.bits_per_byte)),
+    ("nll", |s| number(s.quality.nll.value)),
+    ("nll_se", |s| optional(s.quality.nll.se)),
+    ("delta_nll", |s| number(s.quality.paired.delta.value)),
+    ("delta_nll_low", |s| low(&s.quality.paired.delta)),
+    ("delta_nll_high", |s| high(&s.quality.paired.delta)),
+    ("delta_ppl_percent", |s| {
+        number(s.quality.paired.ppl_change_percent())
+    }),
+    ("delta_ppl_percent_low", |s| ppl_change(&s.quality.paired).0),
+    ("delta_ppl_percent_high", |s| {
+        ppl_change(&s.quality.paired).1
+    }),
+    ("p", |s| optional(s.quality.paired.p)),
+    ("verdict", |s| s.quality.paired.verdict.to_string()),
+    ("kld", |s| number(s.quality.kld.value)),
+    ("kld_low", |s| low(&s.quality.kld)),
+    ("kld_high", |s| high(&s.quality.kld)),
+    ("kld_median", |s| number(s.quality.kld_median)),
+    ("kld_p99", |s| number(s.quality.kld_p99)),
+    ("same_top", |s| number(s.quality.same_top.value)),
+    ("same_top_low", |s| low(&s.quality.same_top)),
+    ("same_top_high", |s| high(&s.quality.same_top)),
+    ("mean_delta_p", |s| number(s.quality.mean_delta_p.value)),
+    ("rms_delta_p", |s| number(s.quality.rms_delta_p.value)),
+    ("rms_delta_p_se", |s| optional(s.quality.rms_delta_p.se)),
+    ("context_benefit_kept", |s| {
+        optional(s.quality.context_benefit_kept.map(|e| e.value))
+    }),
+    ("context_benefit_kept_se", |s| {
+        optional(s.quality.context_benefit_kept.and_then(|e| e.se))
+    }),
+    ("bits_per_value", |s| of_memory(s, Memory::bits_per_value)),
+    ("bytes_per_token", |s| of_memory(s, Memory::bytes_per_token)),
+    ("bytes_vs_f16", |s| of_memory(s, Memory::bytes_vs_f16)),
+    ("bytes_vs_fp8", |s| of_memory(s, Memory::bytes_vs_fp8)),
+    ("effective_bits", |s| {
+        optional(s.memory.and_then(|m| m.marginal_bits_per_value))
+    }),
+    ("kept_fraction", |s| {
+        optional(s.memory.and_then(|m| m.kept_fraction()))
+    }),
+    ("latency_depth", |s| {
+        s.latency
+            .last()
+            .map_or_else(String::new, |l| l.depth.to_string())
+    }),
+    ("ms_per_token", |s| {
+        optional(s.latency.last().map(|l| l.ms_per_token.value))
+    }),
+    ("ms_per_token_se", |s| {
+        optional(s.latency.last().and_then(|l| l.ms_per_token.se))
+    }),
+];
+
+pub(super) static MEMORY: &[Field<Memory>] = &[
+    ("n_items", |m| m.n_items.to_string()),
+    ("n_tokens", |m| m.n_tokens.to_string()),
+    ("payload_bytes", |m| m.parts.payload_bytes.to_string()),
+    ("scale_bytes", |m| m.parts.scale_bytes.to_string()),
+    ("index_bytes", |m| m.parts.index_bytes.to_string()),
+    ("page_table_bytes", |m| m.parts.page_table_bytes.to_string()),
+    ("table_bytes", |m| m.parts.table_bytes.to_string()),
+    ("projection_bytes", |m| m.parts.projection_bytes.to_string()),
+    ("exact_bytes", |m| m.parts.exact_bytes.to_string()),
+    ("slack_bytes", |m| m.parts.slack_bytes.to_string()),
+    ("backing_bytes", |m| m.parts.backing_bytes.to_string()),
+    ("resident_bytes", |m| m.parts.resident_bytes().to_string()),
+    ("stored_bytes", |m| m.parts.stored_bytes().to_string()),
+    ("scratch_peak_bytes", |m| m.parts.scratch_bytes.to_string()),
+    ("rows_live", |m| m.parts.rows_live.to_string()),
+    ("rows_seen", |m| m.parts.rows_seen.to_string()),
+    ("f16_bytes", |m| m.f16_bytes.to_string()),
+    ("marginal_bytes_per_token", |m| {
+        optional(m.marginal_bytes_per_token)
+    }),
+    ("effective_bits", |m| optional(m.marginal_bits_per_value)),
+    ("bytes_per_token", |m| number(m.bytes_per_token())),
+    ("bits_per_value", |m| number(m.bits_per_value())),
+    ("bytes_vs_f16", |m| number(m.bytes_vs_f16())),
+    ("bytes_vs_fp8", |m| number(m.bytes_vs_fp8())),
+];
+
+pub(super) static LATENCY: &[Field<Latency>] = &[
+    ("depth", |l| l.depth.to_string()),
+    ("n_steps", |l| l.n_steps.to_string()),
+    ("ms_per_token", |l| number(l.ms_per_token.value)),
+    ("ms_per_token_low", |l| low(&l.ms_per_token)),
+    ("ms_per_token_high", |l| high(&l.ms_per_token)),
+    ("interval_over", |l| match l.over {
+        Repetition::Items => "items".to_owned(),
+        Repetition::Steps => "steps".to_owned(),
+    }),
+    ("median_ms", |l| number(l.median_ms)),
+    ("p95_ms", |l| number(l.p95_ms)),
+    ("cpu_ms_per_token", |l| number(l.cpu_ms_per_token)),
+    ("tokens_per_s", |l| number(l.tokens_per_s())),
+    ("store_and_compress_ms", |l| number(l.compress_ms)),
+];
+
+pub(super) static BUCKET: &[Field<Bucket>] = &[
+    ("from", |b| b.from.to_string()),
+    ("until", |b| b.until.to_string()),
+    ("n_tokens_scored", |b| b.n_tokens.to_string()),
+    ("delta_nll", |b| number(b.delta_nll.value)),
+    ("delta_nll_low", |b| low(&b.delta_nll)),
+    ("delta_nll_high", |b| high(&b.delta_nll)),
+    ("kld", |b| number(b.kld.value)),
+    ("kld_low", |b| low(&b.kld)),
+    ("kld_high", |b| high(&b.kld)),
+];
+
+pub(super) static SLOPE: &[Field<Positions>] = &[
+    ("n_items", |p| {
+        p.kld_per_doubling
+            .map_or_else(String::new, |e| e.n.to_string())
+    }),
+    ("kld_per_doubling", |p| {
+        optional(p.kld_per_doubling.map(|e| e.value))
+    }),
+    ("kld_per_doubling_low", |p| {
+        p.kld_per_doubling.map_or_else(String::new, |e| low(&e))
+    }),
+    ("kld_per_doubling_high", |p| {
+        p.kld_per_doubling.map_or_else(String::new, |e| high(&e))
+    }),
+];
+
+pub(super) static BAR: &[Field<BarRow>] = &[
+    ("protocol", |b| b.protocol.clone()),
+    ("data", |b| b.data.clone()),
+    ("strategy", |b| b.strategy.clone()),
+    ("metric", |b| b.bar.metric.to_string()),
+    ("at_most", |b| match b.bar.bound {
+        Bound::AtMost(most) => number(most),
+        Bound::AtLeast(_) => String::new(),
+    }),
+    ("at_least", |b| match b.bar.bound {
+        Bound::AtMost(_) => String::new(),
+        Bound::AtLeast(least) => number(least),
+    }),
+    ("value", |b| optional(b.measured.map(|m| m.value))),
+    ("value_low", |b| {
+        optional(b.measured.and_then(|m| m.interval).map(|i| i.0))
+    }),
+    ("value_high", |b| {
+        optional(b.measured.and_then(|m| m.interval).map(|i| i.1))
+    }),
+    ("n_items", |b| {
+        b.measured.map_or_else(String::new, |m| m.n.to_string())
+    }),
+    ("n_items_needed", |b| {
+        let needed = b.judgement.and_then(|j| j.n_needed);
+        needed.map_or_else(String::new, |n| n.to_string())
+    }),
+    ("n_tokens_scored", |b| {
+        b.measured
+            .map_or_else(String::new, |m| m.n_tokens.to_string())
+    }),
+    ("is_missed", |b| b.is_missed().to_string()),
+    ("verdict", BarRow::words),
+];
+
+pub(super) static PAIR: &[Field<Paired>] = &[
+    ("n_items", |p| p.delta.n.to_string()),
+    ("delta_nll", |p| number(p.delta.value)),
+    ("delta_nll_low", |p| low(&p.delta)),
+    ("delta_nll_high", |p| high(&p.delta)),
+    ("delta_ppl_percent", |p| number(p.ppl_change_percent())),
+    ("p", |p| optional(p.p)),
+    ("verdict", |p| p.verdict.to_string()),
+];
+
+pub(super) fn number(value: f64) -> String {
+    if value.is_finite() {
+        // Adding 0 turns -0 into 0.
+        (value + 0.0).to_string()
+    } else {
+        String::new()
+    }
+}
+
+pub(super) fn optional(value: Option<f64>) -> String {
+    value.map_or_else(String::new, number)
+}
+
+fn low(estimate: &Estimate) -> String {
+    optional(estimate.interval().map(|(low, _)| low))
+}
+
+fn high(estimate: &Estimate) -> String {
+    optional(estimate.interval().map(|(_, high)| high))
+}
+
+fn ppl_change(paired: &Paired) -> (String, String) {
+    let interval = paired.ppl_change_interval_percent();
+    (
+        optional(interval.map(|i| i.0)),
+        optional(interval.map(|i| i.1)),
+    )
+}
+
+fn of_memory(scores: &Scores, f: fn(&Memory) -> f64) -> String {
+    optional(scores.memory.as_ref().map(f))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_every_digit_and_are_never_nan() {
+        assert_eq!(number(0.1 + 0.2), "0.30000000000000004");
+        assert_eq!(number(-0.0), "0");
+        assert_eq!(number(f64::NAN), "");
+        assert_eq!(optional(None), "");
+    }
+}
