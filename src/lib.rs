@@ -8,6 +8,7 @@
 //! ```
 //! use std::sync::Arc;
 //!
+//! use kvlab::cache::Built;
 //! use kvlab::cache::strategy::Strategy;
 //! use kvlab::compute::cpu::Cpu;
 //! use kvlab::engine::clock::SystemClock;
@@ -22,6 +23,7 @@
 //!     geometry: &geometry(model.spec(), 256),
 //!     calibration: None,
 //!     backing_dir: None,
+//!     built: &Built::default(),
 //!     chunk: 64,
 //!     clock: &SystemClock::new(),
 //!     latency_steps: 0,

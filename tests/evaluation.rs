@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvlab::cache::stage::{Params, Value};
 use kvlab::cache::strategy::{StageSpec, Strategy, Tail};
 use kvlab::cache::{
-    Admission, Batch, Continuation, Geometry, KvCache, Materials, SeqId, StagedCache,
+    Admission, Batch, Built, Continuation, Geometry, KvCache, Materials, SeqId, StagedCache,
 };
 use kvlab::compute::cpu::Cpu;
 use kvlab::engine::clock::SystemClock;
@@ -28,6 +28,7 @@ struct Tiny {
     model: Transformer<Cpu>,
     geometry: Geometry,
     clock: SystemClock,
+    built: Built,
 }
 
 impl Tiny {
@@ -38,6 +39,7 @@ impl Tiny {
             model,
             geometry,
             clock: SystemClock::new(),
+            built: Built::default(),
         }
     }
 
@@ -51,6 +53,7 @@ impl Tiny {
             geometry: &self.geometry,
             calibration: None,
             backing_dir: None,
+            built: &self.built,
             chunk: 13,
             clock: &self.clock,
             latency_steps: 0,
@@ -379,4 +382,20 @@ fn memory_along_the_way_changes_no_score() {
         };
         assert_eq!(rows(there), rows(&stopped));
     }
+}
+
+#[test]
+fn a_strategy_is_built_once_for_all_items() {
+    let tiny = Tiny::random();
+    let materials = Materials {
+        geometry: &tiny.geometry,
+        calibration: None,
+        backing_dir: None,
+    };
+    let (a, b) = (Strategy::bare("q8_0"), Strategy::bare("q4_0"));
+    let build = |s| tiny.built.stages(s, materials).unwrap();
+    let (first, other) = (build(&a), build(&b));
+    assert!(!Arc::ptr_eq(&first, &other));
+    tiny.lockstep().stream(&[&a, &b], &ids(TEXT)).unwrap();
+    assert!(Arc::ptr_eq(&first, &build(&a)) && Arc::ptr_eq(&other, &build(&b)));
 }

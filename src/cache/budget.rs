@@ -15,6 +15,8 @@
 //! exceed at the end of a step; a step is never so long that decoding would have decided inside it, so chunks change
 //! nothing.
 
+use std::sync::Arc;
+
 use super::formats::Mask;
 use super::pipeline::StagedCache;
 use super::sequence::{HeadState, LayerState, SequenceState};
@@ -123,7 +125,7 @@ pub fn least_budget(
 impl StagedCache {
     /// Allows another number of bytes from now on, whatever the strategy said. Rows coded before keep their precision.
     pub fn set_budget(&mut self, bytes: u64) {
-        if let Some(budget) = &mut self.stages.budget {
+        if let Some(budget) = &mut Arc::make_mut(&mut self.stages).budget {
             budget.bytes = bytes;
             budget.steps.clear();
         }

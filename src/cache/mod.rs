@@ -13,6 +13,7 @@
 mod append;
 mod attention;
 mod budget;
+mod chain;
 pub mod encode;
 mod formats;
 mod memory;
@@ -35,7 +36,7 @@ mod visibility;
 
 pub use budget::least_budget;
 pub use pipeline::StagedCache;
-pub use stages::Materials;
+pub use stages::{Built, Materials};
 pub use types::{
     Admission, Batch, Continuation, Geometry, LayerGeometry, MemoryReport, Rows, SeqId, Span,
 };

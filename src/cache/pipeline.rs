@@ -5,7 +5,7 @@
 //! position, in order, so that a chunk equals decoding.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use rayon::prelude::*;
 
@@ -28,7 +28,7 @@ const TILE: usize = 128;
 /// The cache of one strategy for one model.
 pub struct StagedCache {
     pub(super) geometry: Geometry,
-    pub(super) stages: Stages,
+    pub(super) stages: Arc<Stages>,
     pub(super) store: Box<dyn PageStore>,
     pub(super) tier: Option<Tier>,
     pub(super) sequences: BTreeMap<SeqId, SequenceState>,
@@ -47,13 +47,22 @@ impl StagedCache {
         materials: Materials<'_>,
         store: Box<dyn PageStore>,
     ) -> Result<Self, CacheError> {
-        let stages = Stages::build(strategy, materials)?;
+        let stages = Arc::new(Stages::build(strategy, materials)?);
+        Self::from_stages(stages, materials.geometry, store)
+    }
+
+    /// A cache over stages that others may share. `geometry` is the one they were built for.
+    pub fn from_stages(
+        stages: Arc<Stages>,
+        geometry: &Geometry,
+        store: Box<dyn PageStore>,
+    ) -> Result<Self, CacheError> {
         let tier = match &stages.place {
             Some(place) => Some(Tier::new(place.open()?)),
             None => None,
         };
         Ok(Self {
-            geometry: materials.geometry.clone(),
+            geometry: geometry.clone(),
             stages,
             store,
             tier,

@@ -13,7 +13,7 @@ use crate::bundle::header::{
 };
 use crate::cache::stage::Calibration;
 use crate::cache::strategy::Strategy;
-use crate::cache::{Admission, Geometry, KvCache, Materials, SeqId, StagedCache};
+use crate::cache::{Admission, Built, Geometry, KvCache, Materials, SeqId, StagedCache};
 use crate::cli::RunArgs;
 use crate::compute::cpu::Cpu;
 use crate::config::{Bos, Cell, ModelLimits, Plan, Protocol, is_calibrated};
@@ -64,6 +64,8 @@ pub struct Session {
     pub items: Vec<Vec<Items>>,
     /// Where backing files go.
     pub backing_dir: Option<PathBuf>,
+    /// Strategies built so far.
+    pub built: Built,
     model_sha256: String,
 }
 
@@ -128,6 +130,7 @@ impl Session {
             calibration: None,
             items,
             backing_dir: None,
+            built: Built::default(),
             model_sha256: loaded.sha256,
         };
         session.calibration = session.calibrate(&places, progress)?;

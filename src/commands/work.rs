@@ -92,6 +92,7 @@ impl<'a> Group<'a> {
             geometry: &s.geometry,
             calibration: s.calibration.as_ref(),
             backing_dir: s.backing_dir.as_ref(),
+            built: &s.built,
             chunk: s.plan.chunk,
             clock,
             // Times and sizes along the text are taken on its first item; more would cost more than they tell.

@@ -13,10 +13,12 @@ use std::path::PathBuf;
 use super::drift::{Reference, TokenScore};
 use super::latency::{self, Decode};
 use super::records::{LatencyRecord, MemoryRecord};
+use crate::cache::pages::HostStore;
 use crate::cache::stage::{Calibration, Params, Value};
 use crate::cache::strategy::{StageSpec, Strategy};
 use crate::cache::{
-    Admission, Batch, CacheError, Continuation, Geometry, KvCache, Materials, SeqId, StagedCache,
+    Admission, Batch, Built, CacheError, Continuation, Geometry, KvCache, Materials, SeqId,
+    StagedCache,
 };
 use crate::engine::clock::Clock;
 use crate::engine::{self, ContextTape, Recording, TapeError};
@@ -42,6 +44,8 @@ pub struct Lockstep<'a> {
     pub calibration: Option<&'a Calibration>,
     /// Where backing files go.
     pub backing_dir: Option<&'a PathBuf>,
+    /// What was built for earlier items from the same geometry, statistics and directory.
+    pub built: &'a Built,
     /// Tokens of a step. Changes no score, no row and no stored row's bytes; page tables keep the room they once needed.
     pub chunk: usize,
     /// Time.
@@ -218,7 +222,12 @@ impl<'a> Lockstep<'a> {
             calibration: self.calibration,
             backing_dir: self.backing_dir,
         };
-        let cache = StagedCache::new(strategy, materials)?;
+        let stages = self
+            .built
+            .stages(strategy, materials)
+            .map_err(CacheError::from)?;
+        let store = Box::new(HostStore::default());
+        let cache = StagedCache::from_stages(stages, self.geometry, store)?;
         let chunk = self
             .chunk
             .min(cache.needs().max_chunk.unwrap_or(usize::MAX))

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use kvlab::cache::stage::{Params, Value};
 use kvlab::cache::strategy::{StageSpec, Strategy};
-use kvlab::cache::{Admission, Batch, Geometry, KvCache, Materials, SeqId, StagedCache};
+use kvlab::cache::{Admission, Batch, Built, Geometry, KvCache, Materials, SeqId, StagedCache};
 use kvlab::compute::cpu::Cpu;
 use kvlab::data::{DataRef, Lookup};
 use kvlab::engine::clock::SystemClock;
@@ -118,6 +118,7 @@ fn a_cell_leaves_nothing_behind_for_the_next_one() {
         geometry: &real.geometry,
         calibration: None,
         backing_dir: None,
+        built: &Built::default(),
         chunk: 50,
         clock: &clock,
         latency_steps: 0,
