@@ -49,6 +49,18 @@ pub static PRESETS: &[Preset] = &[
         composition: "project = { k = \"hadamard\" }\nencode = \"nvfp4\"\ntail = 32\nsinks = 4",
     },
     Preset {
+        name: "nvfp4-affine",
+        doc: "NVFP4 with a calibrated tensor scale and each channel's calibrated mean taken off",
+        paper: "NVIDIA Model-Optimizer, recipe nvfp4_affine",
+        composition: "encode = { method = \"nvfp4\", amax = \"calibrated\", affine = \"mean\" }\ntail = 32\nsinks = 4",
+    },
+    Preset {
+        name: "nvfp4-four-over-six",
+        doc: "NVFP4 whose blocks are laid on 4 or 6, whichever errs less",
+        paper: "Cook et al., Four Over Six, 2025 (arXiv 2512.02010)",
+        composition: "encode = { method = \"nvfp4\", blocks = \"four_over_six\" }\ntail = 32\nsinks = 4",
+    },
+    Preset {
         name: "k8v4",
         doc: "K in q8_0, V in q4_0: errors of K hurt far more than errors of V",
         paper: "ggml-org/llama.cpp PR 7412",

@@ -1,29 +1,32 @@
-//! `fp8_e4m3`: E4M3FN with a scale of 1, one byte per channel.
+//! `fp8_e4m3`: E4M3FN, one byte per channel.
 //!
 //! Byte: `s eeee mmm`, bias 7, no infinities; 0x7f and 0xff are NaN, the largest number is 448, the smallest 2⁻⁹.
-//! Rounding and saturation are `float8`'s.
+//! Rounding and saturation are `float8`'s, scales `fp8`'s.
 
-use std::sync::Arc;
-
-use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
-use super::float8::{self, Float8};
+use super::super::stage::{Kind, StageDef, Tolerance};
+use super::float8::Float8;
+use super::fp8::{self, Layout};
 use crate::compute::cpu::vector::multiversion;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
     name: "fp8_e4m3",
     kind: Kind::Encode,
-    doc: "FP8 E4M3 by plain cast, 1 byte per channel, saturating at 448",
+    doc: "FP8 E4M3, 1 byte per channel, saturating at 448: by plain cast or scaled",
     paper: "FP8 Formats for Deep Learning, arXiv 2209.05433",
-    params: &[],
-    calibrated: never,
-    examples: &["\"fp8_e4m3\""],
+    params: fp8::PARAMS,
+    calibrated: fp8::is_calibrated,
+    examples: &[
+        "\"fp8_e4m3\"",
+        "{ method = \"fp8_e4m3\", scale = \"tensor\" }",
+        "{ method = \"fp8_e4m3\", scale = \"token\" }",
+    ],
     // No normal number is off by more than 2^-4.
     tolerance: Tolerance::RelativeL2(0.055),
-    build: |_, _| Ok(Stage::Encode(Codec::Rows(Arc::new(Fp8E4m3)))),
+    build: |params, context| fp8::build::<Fp8E4m3>(DEF.name, params, context),
 };
 
-/// The codec.
+/// The layout.
 #[derive(Debug, Clone, Copy)]
 pub struct Fp8E4m3;
 
@@ -35,48 +38,22 @@ impl Float8 for Fp8E4m3 {
     const SPECIAL: f32 = f32::NAN;
 }
 
-impl RowCodec for Fp8E4m3 {
-    fn row_bytes(&self, dim: usize) -> usize {
-        dim
+impl Layout for Fp8E4m3 {
+    fn encode(row: &[f32], up: f32, out: &mut [u8]) {
+        encode(row, up, out);
     }
 
-    fn scale_bytes(&self, _dim: usize) -> usize {
-        0
-    }
-
-    fn encode(&self, row: &[f32], out: &mut [u8]) {
-        encode(row, out);
-    }
-
-    fn decode(&self, bytes: &[u8], row: &mut [f32]) {
-        decode(bytes, row);
-    }
-
-    fn decode_rows(&self, bytes: &[u8], _dim: usize, rows: &mut [f32]) {
-        decode(bytes, rows);
+    fn decode(bytes: &[u8], down: f32, row: &mut [f32]) {
+        decode(bytes, down, row);
     }
 }
 
 multiversion! {
-    fn encode(row: &[f32], out: &mut [u8]) = encode_body;
+    fn encode(row: &[f32], up: f32, out: &mut [u8]) = fp8::encode::<Fp8E4m3>;
 }
 
 multiversion! {
-    fn decode(bytes: &[u8], rows: &mut [f32]) = decode_body;
-}
-
-#[inline(always)]
-fn encode_body(row: &[f32], out: &mut [u8]) {
-    for (b, &x) in out.iter_mut().zip(row) {
-        *b = float8::from_f32::<Fp8E4m3>(x);
-    }
-}
-
-#[inline(always)]
-fn decode_body(bytes: &[u8], rows: &mut [f32]) {
-    for (x, &b) in rows.iter_mut().zip(bytes) {
-        *x = float8::to_f32::<Fp8E4m3>(b);
-    }
+    fn decode(bytes: &[u8], down: f32, row: &mut [f32]) = fp8::decode::<Fp8E4m3>;
 }
 
 #[cfg(test)]

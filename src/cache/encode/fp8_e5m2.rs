@@ -1,30 +1,33 @@
-//! `fp8_e5m2`: E5M2 with a scale of 1, one byte per channel.
+//! `fp8_e5m2`: E5M2, one byte per channel.
 //!
 //! Byte: `s eeeee mm`, bias 15, the upper half of an f16: 0x7c is infinity, codes above it NaN, the largest number is
 //! 57,344, the smallest 2⁻¹⁶.
-//! Rounding and saturation are `float8`'s. (torch casts to this type without saturation: from 61,440 on it gives infinity.)
+//! Rounding and saturation are `float8`'s, scales `fp8`'s. (torch casts to this type without saturation: from 61,440 on
+//! it gives infinity.)
 
-use std::sync::Arc;
-
-use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
-use super::float8::{self, Float8};
+use super::super::stage::{Kind, StageDef, Tolerance};
+use super::float8::Float8;
+use super::fp8::{self, Layout};
 use crate::compute::cpu::vector::multiversion;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
     name: "fp8_e5m2",
     kind: Kind::Encode,
-    doc: "FP8 E5M2 by plain cast, 1 byte per channel, saturating at 57,344",
+    doc: "FP8 E5M2, 1 byte per channel, saturating at 57,344: by plain cast or scaled",
     paper: "FP8 Formats for Deep Learning, arXiv 2209.05433",
-    params: &[],
-    calibrated: never,
-    examples: &["\"fp8_e5m2\""],
+    params: fp8::PARAMS,
+    calibrated: fp8::is_calibrated,
+    examples: &[
+        "\"fp8_e5m2\"",
+        "{ method = \"fp8_e5m2\", scale = \"head\" }",
+    ],
     // No normal number is off by more than 2^-3.
     tolerance: Tolerance::RelativeL2(0.11),
-    build: |_, _| Ok(Stage::Encode(Codec::Rows(Arc::new(Fp8E5m2)))),
+    build: |params, context| fp8::build::<Fp8E5m2>(DEF.name, params, context),
 };
 
-/// The codec.
+/// The layout.
 #[derive(Debug, Clone, Copy)]
 pub struct Fp8E5m2;
 
@@ -36,48 +39,22 @@ impl Float8 for Fp8E5m2 {
     const SPECIAL: f32 = f32::INFINITY;
 }
 
-impl RowCodec for Fp8E5m2 {
-    fn row_bytes(&self, dim: usize) -> usize {
-        dim
+impl Layout for Fp8E5m2 {
+    fn encode(row: &[f32], up: f32, out: &mut [u8]) {
+        encode(row, up, out);
     }
 
-    fn scale_bytes(&self, _dim: usize) -> usize {
-        0
-    }
-
-    fn encode(&self, row: &[f32], out: &mut [u8]) {
-        encode(row, out);
-    }
-
-    fn decode(&self, bytes: &[u8], row: &mut [f32]) {
-        decode(bytes, row);
-    }
-
-    fn decode_rows(&self, bytes: &[u8], _dim: usize, rows: &mut [f32]) {
-        decode(bytes, rows);
+    fn decode(bytes: &[u8], down: f32, row: &mut [f32]) {
+        decode(bytes, down, row);
     }
 }
 
 multiversion! {
-    fn encode(row: &[f32], out: &mut [u8]) = encode_body;
+    fn encode(row: &[f32], up: f32, out: &mut [u8]) = fp8::encode::<Fp8E5m2>;
 }
 
 multiversion! {
-    fn decode(bytes: &[u8], rows: &mut [f32]) = decode_body;
-}
-
-#[inline(always)]
-fn encode_body(row: &[f32], out: &mut [u8]) {
-    for (b, &x) in out.iter_mut().zip(row) {
-        *b = float8::from_f32::<Fp8E5m2>(x);
-    }
-}
-
-#[inline(always)]
-fn decode_body(bytes: &[u8], rows: &mut [f32]) {
-    for (x, &b) in rows.iter_mut().zip(bytes) {
-        *x = float8::to_f32::<Fp8E5m2>(b);
-    }
+    fn decode(bytes: &[u8], down: f32, row: &mut [f32]) = fp8::decode::<Fp8E5m2>;
 }
 
 #[cfg(test)]

@@ -5,11 +5,13 @@
 
 pub mod bf16;
 mod blocks;
+mod calibrated;
 mod e2m1;
 pub mod f16;
 pub mod f32;
 mod fifth_bits;
 mod float8;
+mod fp8;
 pub mod fp8_e4m3;
 pub mod fp8_e5m2;
 pub mod iq4_nl;
