@@ -15,10 +15,13 @@ const GGML: &[u8] = include_bytes!("golden/ggml.safetensors");
 const SCALED: &[u8] = include_bytes!("golden/scaled.safetensors");
 const GGUF: &[u8] = include_bytes!("golden/dequant.safetensors");
 
+/// Parameters by name.
+type Given<'a> = &'a [(&'a str, &'a str)];
+
 /// The codec of KV head 1 with calibration rows `[kv_head][token · 64]`.
 fn built(
     name: &str,
-    params: &[(&str, &str)],
+    params: Given<'_>,
     samples: &[Vec<f32>],
 ) -> Result<Arc<dyn RowCodec>, StageError> {
     let context = BuildContext {
@@ -228,7 +231,7 @@ fn nvfp4_s_variants_are_modelopt_s() {
     let mean = ("affine", "mean");
     let calibrated = ("amax", "calibrated");
     let four_over_six = ("blocks", "four_over_six");
-    let cases: [(&str, &[(&str, &str)], u64); 5] = [
+    let cases: [(&str, Given<'_>, u64); 5] = [
         ("calibrated", &[calibrated], 0),
         ("mean", &[calibrated, mean], 256),
         ("max_min", &[("affine", "max_min")], 256),

@@ -454,9 +454,10 @@ fn a_plan_is_held_against_the_model() {
 
 #[test]
 fn every_preset_is_an_experiment() {
+    let learnt = "[calibration]\nset = \"calibration-mixed\"\n[[strategy]]\n";
     for preset in PRESETS {
-        let by_name = plan(&format!("[[strategy]]\npreset = \"{}\"\n", preset.name));
-        let spelled = plan(&format!("[[strategy]]\n{}\n", preset.composition));
+        let by_name = plan(&format!("{learnt}preset = \"{}\"\n", preset.name));
+        let spelled = plan(&format!("{learnt}{}\n", preset.composition));
         assert_eq!(labels(&by_name), [preset.name]);
         let mut a = by_name.strategies[0].clone();
         a.label = spelled.strategies[0].label.clone();
