@@ -189,6 +189,17 @@ pub(super) static SLOPE: &[Field<Positions>] = &[
         p.kld_per_doubling
             .map_or_else(String::new, |e| e.n.to_string())
     }),
+    ("delta_nll_per_doubling", |p| {
+        optional(p.delta_nll_per_doubling.map(|e| e.value))
+    }),
+    ("delta_nll_per_doubling_low", |p| {
+        p.delta_nll_per_doubling
+            .map_or_else(String::new, |e| low(&e))
+    }),
+    ("delta_nll_per_doubling_high", |p| {
+        p.delta_nll_per_doubling
+            .map_or_else(String::new, |e| high(&e))
+    }),
     ("kld_per_doubling", |p| {
         optional(p.kld_per_doubling.map(|e| e.value))
     }),

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::eval::stats::Estimate;
+
 use super::columns::{COLUMNS, Text, TextRow, text};
 use super::conventions::{own, shared, short};
 use super::format::{grouped, mean_count, plus_minus, signed_plus_minus, significant};
@@ -70,22 +72,24 @@ pub fn positions(report: &Report) -> String {
         return String::new();
     }
     let intro = format!(
-        "Errors by the position of the query, counted from 0, over items that score more than {MIN_SPAN} tokens. KLD per \
-         doubling: least squares over the buckets of each item, then the mean over items; ± is half of a 95 % interval \
+        "Errors by the position of the query, counted from 0, over items that score more than {MIN_SPAN} tokens. per \
+         doubling: change of the KLD with each doubling of the position, least squares over the buckets of each item, then the mean over items; ± is half of a 95 % interval \
          over the n items."
     );
     document(report, "errors by position", &[intro], |group, out| {
-        out.push_str(&table(&positions_text(group, |b| {
-            plus_minus(b.kld.value, b.kld.half_width())
-        })));
+        let kld = |p: &Positions| p.kld_per_doubling;
+        out.push_str(&table(&positions_text(group, kld, |b| b.kld)));
         out.push_str("\nThe same of ΔNLL, nats per token, paired:\n\n");
-        out.push_str(&table(&positions_text(group, |b| {
-            signed_plus_minus(b.delta_nll.value, b.delta_nll.half_width())
-        })));
+        let delta_nll = |p: &Positions| p.delta_nll_per_doubling;
+        out.push_str(&table(&positions_text(group, delta_nll, |b| b.delta_nll)));
     })
 }
 
-fn positions_text(group: &Group, cell: fn(&Bucket) -> String) -> Text {
+fn positions_text(
+    group: &Group,
+    per_doubling: fn(&Positions) -> Option<Estimate>,
+    value: fn(&Bucket) -> Estimate,
+) -> Text {
     let found: Vec<(&str, &Positions)> = group
         .rows
         .iter()
@@ -96,15 +100,17 @@ fn positions_text(group: &Group, cell: fn(&Bucket) -> String) -> Text {
         let last = b.until - 1;
         format!("{} … {}", grouped(b.from as u64), grouped(last as u64))
     };
-    let heads = ["strategy", "n", "KLD per doubling"]
+    let heads = ["strategy", "n", "per doubling"]
         .map(str::to_owned)
         .into_iter()
         .chain(buckets.iter().map(range))
         .collect();
     let rows = found.iter().map(|(label, positions)| {
-        let slope = positions.kld_per_doubling;
+        let signed = |e: Estimate| signed_plus_minus(e.value, e.half_width());
+        let slope = per_doubling(positions);
         let n = slope.map_or_else(String::new, |s| s.n.to_string());
-        let slope = slope.map_or_else(String::new, |s| signed_plus_minus(s.value, s.half_width()));
+        let slope = slope.map_or_else(String::new, signed);
+        let cell = |bucket: &Bucket| signed(value(bucket));
         let ends = [(*label).to_owned(), n, slope];
         TextRow::Cells(
             ends.into_iter()

@@ -30,6 +30,8 @@ pub struct Positions {
     /// Change of a bucket's mean KLD for each doubling of the position, nats: least squares over an item's buckets, then
     /// the mean over items.
     pub kld_per_doubling: Option<Estimate>,
+    /// The same of ΔNLL.
+    pub delta_nll_per_doubling: Option<Estimate>,
 }
 
 /// Queries of some positions.
@@ -65,13 +67,21 @@ impl Positions {
             .windows(2)
             .filter_map(|edge| bucket(&long, first, (edge[0], edge[1])))
             .collect();
-        let slopes: Vec<f64> = long
-            .iter()
-            .filter_map(|item| slope(item, first, &edges))
-            .collect();
+        let per_doubling = |values: fn(&ItemRecord) -> Vec<f64>| {
+            let slopes: Vec<f64> = long
+                .iter()
+                .filter_map(|item| slope(&values(item), first, &edges))
+                .collect();
+            Estimate::ratio(&slopes, &vec![1.0; slopes.len()])
+        };
         Some(Self {
+            kld_per_doubling: per_doubling(|r| wide(&r.tokens.kld)),
+            delta_nll_per_doubling: per_doubling(|r| {
+                let reference = r.tokens.nll_reference.iter();
+                let pairs = r.tokens.nll.iter().zip(reference);
+                pairs.map(|(&a, &b)| f64::from(a) - f64::from(b)).collect()
+            }),
             buckets,
-            kld_per_doubling: Estimate::ratio(&slopes, &vec![1.0; slopes.len()]),
         })
     }
 }
@@ -94,13 +104,17 @@ fn edges(first: usize, end: usize) -> Vec<usize> {
 }
 
 /// An item's values at the queries from one position until another.
-fn part(values: &[f32], first: usize, (from, until): (usize, usize)) -> &[f32] {
+fn part<T>(values: &[T], first: usize, (from, until): (usize, usize)) -> &[T] {
     let end = (until - first).min(values.len());
     &values[(from - first).min(end)..end]
 }
 
+fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&x| f64::from(x)).collect()
+}
+
 fn sum(values: &[f32]) -> f64 {
-    values.iter().map(|&x| f64::from(x)).sum()
+    wide(values).iter().sum()
 }
 
 fn bucket(items: &[&ItemRecord], first: usize, edges: (usize, usize)) -> Option<Bucket> {
@@ -117,17 +131,17 @@ fn bucket(items: &[&ItemRecord], first: usize, edges: (usize, usize)) -> Option<
     })
 }
 
-/// Least squares of the buckets' mean KLD over log2 of the position (counted from 1), in one item.
-fn slope(item: &ItemRecord, first: usize, edges: &[usize]) -> Option<f64> {
+/// Least squares of the buckets' means of one item's values over log2 of the position (counted from 1).
+fn slope(values: &[f64], first: usize, edges: &[usize]) -> Option<f64> {
     let points: Vec<(f64, f64)> = edges
         .windows(2)
         .filter_map(|edge| {
-            let kld = part(&item.tokens.kld, first, (edge[0], edge[1]));
-            let n = kld.len() as f64;
-            let doublings: f64 = (edge[0]..edge[0] + kld.len())
+            let here = part(values, first, (edge[0], edge[1]));
+            let n = here.len() as f64;
+            let doublings: f64 = (edge[0]..edge[0] + here.len())
                 .map(|p| ((p + 1) as f64).log2())
                 .sum();
-            (n > 0.0).then(|| (doublings / n, sum(kld) / n))
+            (n > 0.0).then(|| (doublings / n, here.iter().sum::<f64>() / n))
         })
         .collect();
     let n = points.len() as f64;
@@ -191,6 +205,8 @@ mod tests {
                 (1024, 2047)
             ]
         );
+        let flat = found.delta_nll_per_doubling.unwrap();
+        assert_eq!((flat.value, flat.half_width()), (0.0, Some(0.0)));
         for bucket in &found.buckets {
             assert_eq!(bucket.delta_nll.value, 0.25);
             assert_eq!(bucket.n_tokens, 3 * (bucket.until - bucket.from));

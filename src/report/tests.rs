@@ -308,6 +308,53 @@ fn a_domain_of_several_texts_is_pooled() {
     assert_eq!(told, [("sources, code", 1), ("all prose", 5)]);
 }
 
+/// The record with its tokens over and over, `n` of them.
+fn lengthened(record: &ItemRecord, n: usize) -> ItemRecord {
+    let mut long = record.clone();
+    for list in [
+        &mut long.tokens.nll,
+        &mut long.tokens.nll_reference,
+        &mut long.tokens.kld,
+        &mut long.tokens.delta_p,
+    ] {
+        *list = list.iter().copied().cycle().take(n).collect();
+    }
+    let sum = |list: &[f32]| list.iter().map(|&x| f64::from(x)).sum::<f64>();
+    (long.n_scored, long.top1_agree) = (n, n);
+    long.nll = sum(&long.tokens.nll);
+    long.nll_reference = sum(&long.tokens.nll_reference);
+    long.kld_sum = sum(&long.tokens.kld);
+    long.delta_p_sum = sum(&long.tokens.delta_p);
+    let squares = long.tokens.delta_p.iter().map(|&x| f64::from(x).powi(2));
+    long.delta_p_sq_sum = squares.sum();
+    long
+}
+
+/// Errors by position appear once spans are long enough; buckets of equal errors have no slope.
+#[test]
+fn long_spans_are_told_by_position() {
+    let dir = tempfile::tempdir().unwrap();
+    let items: Vec<Vec<ItemRecord>> = all_items()
+        .iter()
+        .map(|batch| batch.iter().map(|r| lengthened(r, 640)).collect())
+        .collect();
+    let bundle = bundle(dir.path(), &items, &ends());
+    let report = write(bundle.path()).unwrap();
+    let text = fs::read_to_string(bundle.path().join("positions.md")).unwrap();
+    insta::assert_snapshot!(text);
+    let csv = csv::positions(&report);
+    // Three groups of three scored rows with five doubling buckets.
+    assert_eq!(csv.lines().count(), 1 + 3 * 3 * 5, "{csv}");
+    assert!(!finished_files_have("positions.md"));
+}
+
+fn finished_files_have(name: &str) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = bundle(dir.path(), &all_items(), &ends());
+    write(bundle.path()).unwrap();
+    bundle.path().join(name).exists()
+}
+
 #[test]
 fn the_exact_row_is_equivalent_and_a_failed_one_has_no_numbers() {
     let report = finished();
