@@ -8,43 +8,12 @@ use std::convert::Infallible;
 use std::hint::black_box;
 use std::time::Duration;
 
-use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kvlab::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
 use kvlab::compute::cpu::linear::Packed;
-use kvlab::engine::clock::{Clock, Reading, SystemClock};
+use support::{CpuTime, Usual};
 
-/// Process CPU time.
-struct CpuTime(SystemClock);
-
-impl Measurement for CpuTime {
-    type Intermediate = Reading;
-    type Value = Duration;
-
-    fn start(&self) -> Reading {
-        self.0.read()
-    }
-
-    fn end(&self, start: Reading) -> Duration {
-        self.0.read().since(start).cpu
-    }
-
-    fn add(&self, a: &Duration, b: &Duration) -> Duration {
-        *a + *b
-    }
-
-    fn zero(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn to_f64(&self, value: &Duration) -> f64 {
-        WallTime.to_f64(value)
-    }
-
-    fn formatter(&self) -> &dyn ValueFormatter {
-        WallTime.formatter()
-    }
-}
+mod support;
 
 fn values(n: usize) -> Vec<f32> {
     (0..n).map(|i| (i % 251) as f32 * 0.01 - 1.25).collect()
@@ -62,7 +31,7 @@ fn layer(n_out: usize, n_in: usize) -> Packed {
 }
 
 /// One row-block and one panel that stay in the first-level cache: what the tile itself can reach.
-fn peak(c: &mut Criterion<CpuTime>) {
+fn peak(c: &mut Criterion<CpuTime<Usual>>) {
     let (m, n, k) = (6, 64, 64);
     let (a, b, mut y) = (values(m * k), values(k * n), vec![0.0; m * n]);
     let mut group = c.benchmark_group("peak");
@@ -84,7 +53,7 @@ fn peak(c: &mut Criterion<CpuTime>) {
     });
 }
 
-fn prefill(c: &mut Criterion<CpuTime>) {
+fn prefill(c: &mut Criterion<CpuTime<Usual>>) {
     let mut group = c.benchmark_group("prefill");
     for (n_out, n_in) in [(1536, 576), (576, 1536), (576, 576)] {
         let packed = layer(n_out, n_in);
@@ -99,7 +68,7 @@ fn prefill(c: &mut Criterion<CpuTime>) {
     }
 }
 
-fn decode(c: &mut Criterion<CpuTime>) {
+fn decode(c: &mut Criterion<CpuTime<Usual>>) {
     let (n_out, n_in) = (1536, 576);
     let layers: Vec<Packed> = (0..60).map(|_| layer(n_out, n_in)).collect();
     let (x, mut y) = (values(n_in), vec![0.0; n_out]);
@@ -115,7 +84,7 @@ fn decode(c: &mut Criterion<CpuTime>) {
     });
 }
 
-fn read(c: &mut Criterion<CpuTime>) {
+fn read(c: &mut Criterion<CpuTime<Usual>>) {
     let x = values(60 * 1536 * 576);
     let mut group = c.benchmark_group("read");
     group.throughput(Throughput::Bytes(4 * x.len() as u64));
@@ -127,7 +96,7 @@ fn read(c: &mut Criterion<CpuTime>) {
 criterion_group! {
     name = benches;
     config = Criterion::default()
-        .with_measurement(CpuTime(SystemClock::new()))
+        .with_measurement(CpuTime::new(Usual))
         .sample_size(20)
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(2));

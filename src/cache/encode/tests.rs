@@ -6,9 +6,12 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::cache::Geometry;
 use crate::cache::encode::{STAGES, blocks};
+use crate::cache::formats::Format;
 use crate::cache::stage::{
     BuildContext, Codec, HeadContext, KeyForm, Params, RowCodec, Side, Stage, StageDef, Tolerance,
+    Value,
 };
+use crate::compute::cpu::dispatch::tests::{at, levels};
 use std::sync::Arc;
 
 fn built(def: &StageDef) -> Arc<dyn RowCodec> {
@@ -25,6 +28,39 @@ fn built(def: &StageDef) -> Arc<dyn RowCodec> {
         Ok(_) => panic!("{} is not a codec", def.name),
         Err(e) => panic!("{}: {e}", def.name),
     }
+}
+
+/// The formats of a stage's examples for rows of `dim` channels, with calibration rows of two heads.
+fn examples(def: &StageDef, dim: usize) -> Vec<Format> {
+    let samples = [normals(200 * dim, 1), normals(200 * dim, 2)];
+    let context = BuildContext {
+        geometry: &Geometry { layers: Vec::new() },
+        keys: KeyForm::PostRope,
+        side: Side::K,
+        calibration: None,
+        backing_dir: None,
+        head: Some(HeadContext {
+            samples: &samples,
+            ..HeadContext::any(dim)
+        }),
+    };
+    let format = |example: &&str| {
+        let table: toml::Table = format!("x = {example}").parse().unwrap();
+        let mut given = Params::default();
+        for (key, value) in table["x"].as_table().into_iter().flatten() {
+            if key != "method" {
+                let value: Value = value.clone().try_into().unwrap();
+                given.0.insert(key.clone(), value);
+            }
+        }
+        let params = Params::resolve(def, &given).unwrap();
+        match (def.build)(&params, &context) {
+            Ok(Stage::Encode(codec)) => Format { codec, dim },
+            Ok(_) => panic!("{} is not a codec", def.name),
+            Err(e) => panic!("{example}: {e}"),
+        }
+    };
+    def.examples.iter().map(format).collect()
 }
 
 fn named(name: &str) -> Arc<dyn RowCodec> {
@@ -192,6 +228,41 @@ fn pages_decode_as_rows_do() {
             for (b, want) in bytes.chunks(n).zip(page.chunks(dim)) {
                 codec.decode(b, &mut row);
                 assert_eq!(row, want, "{} {dim}", def.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_gives_the_same_bytes_and_values() {
+    for def in STAGES {
+        for dim in [20, 33, 64, 80, 256] {
+            for (i, format) in examples(def, dim).iter().enumerate() {
+                let n_rows = match format.codec.page_rows() {
+                    1 => 50,
+                    n => n,
+                };
+                // Ordinary rows, some far outside, some nearly zero.
+                let mut rows = normals(n_rows * dim, 7);
+                for (row, scale) in rows
+                    .chunks_mut(dim)
+                    .zip([1.0, 1.0, 1e4, 1e-6, 0.0].iter().cycle())
+                {
+                    row.iter_mut().for_each(|x| *x *= scale);
+                }
+                let round_trip = || {
+                    let bytes = format.encode(&rows);
+                    let mut back = vec![f32::NAN; rows.len()];
+                    format.decode(u128::MAX >> (128 - n_rows), &bytes, &mut back);
+                    (
+                        bytes,
+                        back.into_iter().map(f32::to_bits).collect::<Vec<_>>(),
+                    )
+                };
+                let runs: Vec<_> = levels().map(|l| (l, at(l, round_trip))).collect();
+                for (l, run) in &runs {
+                    assert!(*run == runs[0].1, "{} {i}, {dim} channels: {l:?}", def.name);
+                }
             }
         }
     }

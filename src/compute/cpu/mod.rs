@@ -2,6 +2,7 @@
 //! rows, threads or vector lanes.
 
 pub mod backend;
+pub mod dispatch;
 pub mod gemm;
 pub mod linear;
 #[cfg(target_arch = "x86_64")]

@@ -3,40 +3,7 @@
 //! Invariant: a body is written once with explicit lanes and fused multiply-adds, so AVX-512, AVX2 and plain code give
 //! the same bits.
 
-/// Defines a function whose body is compiled for AVX-512, for AVX2 and for the baseline, one chosen at run time.
-macro_rules! multiversion {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:path;) => {
-        $(#[$meta])*
-        $vis fn $name($($arg: $ty),*) $(-> $ret)? {
-            #[cfg(target_arch = "x86_64")]
-            {
-                #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
-                fn v4($($arg: $ty),*) $(-> $ret)? {
-                    $body($($arg),*)
-                }
-                #[target_feature(enable = "avx2,fma")]
-                fn v3($($arg: $ty),*) $(-> $ret)? {
-                    $body($($arg),*)
-                }
-                if is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("fma")
-                {
-                    // SAFETY: the instruction sets were detected on this machine.
-                    return unsafe { v4($($arg),*) };
-                }
-                if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                    // SAFETY: the instruction sets were detected on this machine.
-                    return unsafe { v3($($arg),*) };
-                }
-            }
-            $body($($arg),*)
-        }
-    };
-}
-pub(crate) use multiversion;
+pub(crate) use super::dispatch::multiversion;
 
 /// Lanes of every reduction in this module.
 pub const LANES: usize = 16;
