@@ -25,6 +25,7 @@ pub mod place;
 pub mod project;
 pub mod retain;
 pub mod rope;
+pub mod rotation;
 mod scratch;
 mod sequence;
 pub mod stage;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use kvlab::cache::rope::{PairLayout, Rope};
 use kvlab::cache::stage::{
-    Calibration, HeadCovariance, HeadRows, Kind, Params, StageDef, Value, registry,
+    BuildContext, Calibration, Codec, HeadContext, HeadCovariance, HeadRows, Kind, Params, Side,
+    Stage, StageDef, Value, find, registry,
 };
 use kvlab::cache::strategy::{StageSpec, Strategy, Tail};
 use kvlab::cache::{
@@ -216,6 +217,25 @@ pub fn matrix() -> Vec<Strategy> {
         }
     }
     all
+}
+
+/// Whether a codec of the strategy codes whole pages.
+pub fn is_page_wise(strategy: &Strategy) -> bool {
+    [&strategy.encode_k, &strategy.encode_v].iter().any(|spec| {
+        let def = find(Kind::Encode, &spec.name).expect("a registered stage");
+        let context = BuildContext {
+            geometry: &tiny(),
+            keys: strategy.keys,
+            side: Side::K,
+            calibration: None,
+            backing_dir: None,
+            head: Some(HeadContext::any(32)),
+        };
+        matches!(
+            (def.build)(&spec.params, &context),
+            Ok(Stage::Encode(Codec::Pages(_)))
+        )
+    })
 }
 
 /// Builds a cache with a random calibration at hand.

@@ -72,7 +72,7 @@ fn build(params: &Params, context: &BuildContext<'_>) -> Result<Stage, StageErro
     for (layer, geometry) in layers {
         if geometry.head_dim % 2 == 1 {
             return Err(refused(format!(
-                "layer {layer} has head_dim {}, an odd number has no block to rotate: leave the stage out",
+                "layer {layer} has head_dim {}, an odd number has no block to rotate: take \"random_rotation\", which serves any",
                 geometry.head_dim
             )));
         }

@@ -4,12 +4,13 @@
 //! rounding, whatever q and z; sums run in one fixed order, so a row's image depends on the row alone.
 
 pub mod hadamard;
+pub mod random_rotation;
 pub mod svd;
 
 use super::stage::StageDef;
 
 /// Every `project` stage.
-pub static STAGES: &[StageDef] = &[hadamard::DEF, svd::DEF];
+pub static STAGES: &[StageDef] = &[hadamard::DEF, random_rotation::DEF, svd::DEF];
 
 #[cfg(test)]
 mod tests;

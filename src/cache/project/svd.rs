@@ -28,7 +28,7 @@ use super::super::stage::{
     BuildContext, Domain, HeadCovariance, KeyForm, Kind, ParamDef, Params, Projection, Side, Stage,
     StageDef, StageError, Tolerance, always,
 };
-use crate::compute::cpu::vector::{LANES, axpy_rows, multiversion, sum_lanes};
+use crate::compute::cpu::vector::{axpy_rows, dot_rows};
 
 // Far above what a matrix of 1,024 channels needs; only numbers that are not finite get there.
 const MAX_ITERATIONS: usize = 1 << 20;
@@ -188,28 +188,5 @@ impl Projection for Svd {
     fn weight_bytes(&self) -> u64 {
         let heads = self.bases.iter().flatten();
         heads.map(|b| size_of_val(b.as_slice()) as u64).sum()
-    }
-}
-
-multiversion! {
-    /// x[d] = Σ rows[d][r] · z[r]: 16 partial sums over r modulo 16, added in one tree.
-    fn dot_rows(rows: &[f32], z: &[f32], x: &mut [f32]) = dot_rows_body;
-}
-
-#[inline(always)]
-fn dot_rows_body(rows: &[f32], z: &[f32], x: &mut [f32]) {
-    let (z_lanes, z_rest) = z.as_chunks::<LANES>();
-    for (x, row) in x.iter_mut().zip(rows.chunks_exact(z.len())) {
-        let mut sums = [0.0; LANES];
-        let (row_lanes, row_rest) = row.as_chunks::<LANES>();
-        for (b, z) in row_lanes.iter().zip(z_lanes) {
-            for i in 0..LANES {
-                sums[i] = b[i].mul_add(z[i], sums[i]);
-            }
-        }
-        for ((s, b), z) in sums.iter_mut().zip(row_rest).zip(z_rest) {
-            *s = b.mul_add(*z, *s);
-        }
-        *x = sum_lanes(&sums);
     }
 }

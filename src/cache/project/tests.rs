@@ -183,7 +183,10 @@ fn hadamard_spreads_the_drawn_outlier() {
 fn hadamard_refuses_what_it_cannot_rotate() {
     let odd = geometry(33);
     let message = refusal(built("hadamard", &[], &context(&odd, None)));
-    assert!(message.contains("layer 0 has head_dim 33"), "{message}");
+    assert!(
+        message.contains("layer 0 has head_dim 33") && message.contains("random_rotation"),
+        "{message}"
+    );
     let message = refusal(built(
         "hadamard",
         &[("block", 24)],
@@ -195,6 +198,45 @@ fn hadamard_refuses_what_it_cannot_rotate() {
     let mut z = [0.0; 3];
     map.forward(0, 0, &[1.0, 2.0, 3.0], &mut z);
     assert_eq!(z, [1.0, 2.0, 3.0]);
+}
+
+#[test]
+fn random_rotations_serve_any_width_and_are_shared() {
+    for dim in [1, 2, 20, 33, 64, 80] {
+        let g = geometry(dim);
+        let map = built("random_rotation", &[], &context(&g, None)).unwrap();
+        let (x, q) = (noise(dim, 1), noise(dim, 2));
+        let [mut z, mut q_z, mut back] = [vec![9.0; dim], vec![9.0; dim], vec![9.0; dim]];
+        map.forward(1, 1, &x, &mut z);
+        map.absorb(1, 0, &q, &mut q_z);
+        map.expand(0, 1, &z, &mut back);
+        assert!(distance(&x, &back) < 2e-6 * dot(&x, &x).sqrt());
+        assert!((dot(&q, &x) - dot(&q_z, &z)).abs() < 1e-5);
+        // One matrix for two layers and two heads.
+        assert_eq!(map.weight_bytes(), 4 * (dim * dim) as u64);
+        assert_eq!(map.output_dim(dim), dim);
+        let other = built("random_rotation", &[("seed", 5)], &context(&g, None)).unwrap();
+        other.forward(1, 1, &x, &mut q_z);
+        assert!(dim == 1 || z != q_z);
+    }
+    let mut mixed = geometry(8);
+    mixed.layers[1].head_dim = 5;
+    let map = built("random_rotation", &[], &context(&mixed, None)).unwrap();
+    assert_eq!(map.weight_bytes(), 4 * (64 + 25));
+    let mut z = [0.0; 5];
+    map.forward(1, 0, &[1.0, 0.0, 0.0, 0.0, 0.0], &mut z);
+    assert!((dot(&z, &z) - 1.0).abs() < 1e-6);
+}
+
+#[test]
+fn random_rotations_spread_an_outlier() {
+    let g = geometry(64);
+    let map = built("random_rotation", &[], &context(&g, None)).unwrap();
+    let (mut x, mut z) = (vec![0.0; 64], vec![0.0; 64]);
+    x[5] = 8.0;
+    map.forward(0, 0, &x, &mut z);
+    let largest = z.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+    assert!(largest < 4.0, "{largest}");
 }
 
 /// Energy of the covariance inside the span of the map's basis, over all of it.

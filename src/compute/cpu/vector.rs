@@ -121,6 +121,29 @@ multiversion! {
 }
 
 #[inline(always)]
+fn dot_rows_body(rows: &[f32], z: &[f32], x: &mut [f32]) {
+    let (z_lanes, z_rest) = z.as_chunks::<LANES>();
+    for (x, row) in x.iter_mut().zip(rows.chunks_exact(z.len())) {
+        let mut sums = [0.0; LANES];
+        let (row_lanes, row_rest) = row.as_chunks::<LANES>();
+        for (b, z) in row_lanes.iter().zip(z_lanes) {
+            for i in 0..LANES {
+                sums[i] = b[i].mul_add(z[i], sums[i]);
+            }
+        }
+        for ((s, b), z) in sums.iter_mut().zip(row_rest).zip(z_rest) {
+            *s = b.mul_add(*z, *s);
+        }
+        *x = sum_lanes(&sums);
+    }
+}
+
+multiversion! {
+    /// `x[d]` = Σ `rows[d][r] · z[r]`: 16 partial sums over r modulo 16, added in one tree. `rows`: `[x.len()][z.len()]`.
+    pub fn dot_rows(rows: &[f32], z: &[f32], x: &mut [f32]) = dot_rows_body;
+}
+
+#[inline(always)]
 fn add_body(x: &mut [f32], y: &[f32]) {
     for (x, &y) in x.iter_mut().zip(y) {
         *x += y;

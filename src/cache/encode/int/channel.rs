@@ -1,0 +1,165 @@
+//! Groups along the rows of one channel: a page of rows together.
+//!
+//! Page layout: the codes of each row as one stream of bits ([`bits`](super::super::bits)), padded to a whole byte, row
+//! after row; then steps `[group][channel]`, then zeros `[group][channel]`. A row's codes lie together, so a page is
+//! decoded along its rows with a step and a zero per lane. int3, three rows of 9 channels in groups of 2 rows, f16:
+//!
+//! ```text
+//! byte     0 … 3   4 … 7   8 … 11   12 … 29         30 … 47          48 … 65         66 … 83
+//! holds    row 0   row 1   row 2    steps, rows 01  steps, row 2     zeros, rows 01  zeros, row 2
+//! ```
+
+use super::super::bits::stream_bytes;
+use super::Grid;
+use super::tile::{self, TILE, Tile, larger, smaller, tile_bytes};
+use crate::cache::stage::PageCodec;
+use crate::compute::cpu::vector::multiversion;
+
+/// The codec.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Channel {
+    pub grid: Grid,
+    /// Rows of a group; divides `page`.
+    pub group: usize,
+    /// Rows coded together.
+    pub page: usize,
+}
+
+impl PageCodec for Channel {
+    fn page_rows(&self) -> usize {
+        self.page
+    }
+
+    fn page_bytes(&self, n_rows: usize, dim: usize) -> usize {
+        n_rows * stream_bytes(dim, self.grid.bits) + self.scale_bytes(n_rows, dim)
+    }
+
+    fn scale_bytes(&self, n_rows: usize, dim: usize) -> usize {
+        self.grid.scale_bytes(n_rows.div_ceil(self.group) * dim)
+    }
+
+    fn encode(&self, rows: &[f32], dim: usize, out: &mut [u8]) {
+        encode(self, rows, dim, out);
+    }
+
+    fn decode(&self, bytes: &[u8], dim: usize, rows: &mut [f32]) {
+        decode(self, bytes, dim, rows);
+    }
+}
+
+/// Smallest and largest element of channels `first..first + TILE`, or as many as there are.
+#[inline(always)]
+fn extremes(rows: &[f32], dim: usize, first: usize) -> ([f32; TILE], [f32; TILE]) {
+    let mut low = [f32::INFINITY; TILE];
+    let mut high = [f32::NEG_INFINITY; TILE];
+    for row in rows.chunks_exact(dim) {
+        for ((l, h), &v) in low.iter_mut().zip(&mut high).zip(&row[first..]) {
+            *l = smaller(v, *l);
+            *h = larger(v, *h);
+        }
+    }
+    (low, high)
+}
+
+multiversion! {
+    fn encode(codec: &Channel, rows: &[f32], dim: usize, out: &mut [u8]) = encode_body;
+}
+
+multiversion! {
+    fn decode(codec: &Channel, bytes: &[u8], dim: usize, rows: &mut [f32]) = decode_body;
+}
+
+#[inline(always)]
+fn encode_body(codec: &Channel, rows: &[f32], dim: usize, out: &mut [u8]) {
+    match codec.grid.bits {
+        2 => encode_page::<2>(codec, rows, dim, out),
+        3 => encode_page::<3>(codec, rows, dim, out),
+        4 => encode_page::<4>(codec, rows, dim, out),
+        _ => encode_page::<8>(codec, rows, dim, out),
+    }
+}
+
+#[inline(always)]
+fn encode_page<const B: usize>(codec: &Channel, rows: &[f32], dim: usize, out: &mut [u8]) {
+    let grid = codec.grid;
+    let n_rows = rows.len() / dim;
+    let row_bytes = stream_bytes(dim, B);
+    let (codes, scales) = out.split_at_mut(n_rows * row_bytes);
+    let n = grid.scales.bytes();
+    let mut tile = Tile::new();
+    let groups = rows.chunks(codec.group * dim);
+    for (g, (rows, codes)) in groups
+        .zip(codes.chunks_mut(codec.group * row_bytes))
+        .enumerate()
+    {
+        for first in (0..dim).step_by(TILE) {
+            let width = TILE.min(dim - first);
+            let (low, high) = extremes(rows, dim, first);
+            let (steps, zeros) = scales.split_at_mut(n_rows.div_ceil(codec.group) * dim * n);
+            for c in 0..width {
+                let at = (g * dim + first + c) * n;
+                let zero = zeros.get_mut(at..at + n).unwrap_or_default();
+                grid.put((low[c], high[c]), &mut steps[at..at + n], zero);
+            }
+            grid.read(
+                scales,
+                g * dim + first,
+                &mut tile.step[..width],
+                &mut tile.zero[..width],
+            );
+            let start = first / TILE * tile_bytes(grid);
+            for (row, codes) in rows
+                .chunks_exact(dim)
+                .zip(codes.chunks_exact_mut(row_bytes))
+            {
+                let end = row_bytes.min(start + tile_bytes(grid));
+                tile::encode::<B>(
+                    grid,
+                    &row[first..first + width],
+                    &tile,
+                    &mut codes[start..end],
+                );
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn decode_body(codec: &Channel, bytes: &[u8], dim: usize, rows: &mut [f32]) {
+    match codec.grid.bits {
+        2 => decode_page::<2>(codec, bytes, dim, rows),
+        3 => decode_page::<3>(codec, bytes, dim, rows),
+        4 => decode_page::<4>(codec, bytes, dim, rows),
+        _ => decode_page::<8>(codec, bytes, dim, rows),
+    }
+}
+
+#[inline(always)]
+fn decode_page<const B: usize>(codec: &Channel, bytes: &[u8], dim: usize, rows: &mut [f32]) {
+    let grid = codec.grid;
+    let row_bytes = stream_bytes(dim, B);
+    let (codes, scales) = bytes.split_at(rows.len() / dim * row_bytes);
+    let mut tile = Tile::new();
+    let groups = rows.chunks_mut(codec.group * dim);
+    for (g, (rows, codes)) in groups
+        .zip(codes.chunks(codec.group * row_bytes))
+        .enumerate()
+    {
+        for first in (0..dim).step_by(TILE) {
+            let width = TILE.min(dim - first);
+            grid.read(
+                scales,
+                g * dim + first,
+                &mut tile.step[..width],
+                &mut tile.zero[..width],
+            );
+            let start = first / TILE * tile_bytes(grid);
+            for (row, codes) in rows
+                .chunks_exact_mut(dim)
+                .zip(codes.chunks_exact(row_bytes))
+            {
+                tile::decode::<B>(&codes[start..], &tile, &mut row[first..first + width]);
+            }
+        }
+    }
+}
