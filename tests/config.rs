@@ -284,6 +284,28 @@ fn bars_name_what_is_there() {
         serde_json::to_string(&p).unwrap()
     );
 
+    // A file's bar that an override leaves without its protocol or strategy goes; a bar of an override does not.
+    let body = "context = 64\n[[strategy]]\nencode = \"q8_0\"\n\
+        [[bar]]\nstrategy = \"q8_0\"\nmetric = \"kld\"\nat_most = 1\ncontext = 64\n";
+    assert_eq!(with(body, &["seed=1"]).unwrap().bars.len(), 1);
+    assert!(
+        with(body, &["protocol.context=32"])
+            .unwrap()
+            .bars
+            .is_empty()
+    );
+    assert!(
+        with(body, &["strategy.0.encode=q4_0"])
+            .unwrap()
+            .bars
+            .is_empty()
+    );
+    let own = "bar=[{ strategy = \"q4_0\", metric = \"kld\", at_most = 1 }]";
+    has(
+        &with(body, &[own]).unwrap_err(),
+        &["no strategy here is called \"q4_0\""],
+    );
+
     let text = refused(
         "context = 64\n[[strategy]]\nencode = \"q8_0\"\n\
          [[bar]]\nstrategy = [\"q80\", 3]\nmetric = \"kl\"\nat_most = \"x\"\ndata = \"quickstart-prse\"\n\

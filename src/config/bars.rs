@@ -1,9 +1,10 @@
 //! From `[[bar]]` tables to bars: what an experiment says it must show.
 //!
-//! Invariant: a bar that is accepted belongs to a strategy, a text or domain and a protocol that the experiment has.
+//! Invariant: a bar that is accepted belongs to a strategy, a text or domain and a protocol that the experiment has. With
+//! settings changed on the command line, the bars of a file that belong to nothing any more are left out.
 
 use super::plan::Protocol;
-use super::problems::{Diagnostics, did_you_mean};
+use super::problems::{Diagnostics, SourceKind, did_you_mean};
 use super::raw::{Node, Raw};
 use super::read::{Reader, quoted};
 use super::strategies::Resolved;
@@ -63,7 +64,6 @@ pub fn resolve(node: &Node, known: Known<'_>, diagnostics: &mut Diagnostics) -> 
 }
 
 fn one(reader: &mut Reader<'_, '_>, known: Known<'_>) -> Vec<Bar> {
-    let strategies = strategies(reader, known.strategies);
     let metric = reader.choice("metric", METRICS);
     if reader.get("metric").is_none() {
         reader.missing(
@@ -72,6 +72,8 @@ fn one(reader: &mut Reader<'_, '_>, known: Known<'_>) -> Vec<Bar> {
         );
     }
     let bound = bound(reader);
+    let before = reader.diagnostics.count();
+    let strategies = strategies(reader, known.strategies);
     let domains: Vec<&str> = known.data.iter().map(domain_of).collect();
     let data = named(
         reader,
@@ -84,6 +86,12 @@ fn one(reader: &mut Reader<'_, '_>, known: Known<'_>) -> Vec<Bar> {
     );
     let domain = named(reader, "domain", &domains);
     let place = Place::read(reader, known.protocols);
+    let sources = &reader.diagnostics.sources;
+    let is_of_file = sources.get(reader.at).kind != SourceKind::Override;
+    if reader.diagnostics.count() > before && sources.has_override() && is_of_file {
+        reader.diagnostics.forget_since(before);
+        return Vec::new();
+    }
     let (Some(metric), Some(bound)) = (metric, bound) else {
         return Vec::new();
     };

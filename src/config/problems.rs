@@ -61,6 +61,11 @@ impl Sources {
         self.0.len() - 1
     }
 
+    /// Whether a setting was changed on the command line.
+    pub fn has_override(&self) -> bool {
+        self.0.iter().any(|s| s.kind == SourceKind::Override)
+    }
+
     /// The source that `at` points into.
     pub fn get(&self, at: At) -> &Source {
         &self.0[at.source]
@@ -201,6 +206,11 @@ impl Diagnostics {
     /// Problems found so far.
     pub fn count(&self) -> usize {
         self.found.len()
+    }
+
+    /// Takes back the problems after the first `count`.
+    pub fn forget_since(&mut self, count: usize) {
+        self.found.truncate(count);
     }
 
     /// Whether nothing is wrong so far.
