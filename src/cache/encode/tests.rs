@@ -220,8 +220,9 @@ proptest! {
         let amax = row.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         for def in STAGES {
             // q4_0 may overshoot by half a step, nvfp4 by E4M3's rounding of the scale and its smallest scale; 5.1 units of
-            // mxfp4 become 6, and 1.13 becomes 1.25 in E5M2; iq4_nl has levels −127 and 113; E4M3's spans and zeros move outwards. A rotation may bring all
-            // of a row into one channel; what was learned from a calibration text stays its own.
+            // mxfp4 become 6, and 1.13 becomes 1.25 in E5M2; iq4_nl has levels −127 and 113; E4M3's spans and zeros move
+            // outwards. A rotation may bring all of a row into one channel; what was learned from a calibration text stays
+            // its own.
             let most = match def.name {
                 "mxfp4" | "fp8_e5m2" | "iq4_nl" | "int3" | "int4" => 1.2 * amax,
                 "turbo" => 1.7 * row.iter().map(|x| x * x).sum::<f32>().sqrt(),
