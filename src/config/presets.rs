@@ -67,6 +67,24 @@ pub static PRESETS: &[Preset] = &[
         composition: "encode = { k = \"q8_0\", v = \"q4_0\" }\ntail = 32\nsinks = 4",
     },
     Preset {
+        name: "kivi",
+        doc: "K by channel over 32 tokens, V by token over 32 channels, 4 bits; the newest 128 rows exact, K flushed 128 at a time",
+        paper: "Liu et al., KIVI, 2024 (arXiv 2402.02750)",
+        composition: "encode = { k = { method = \"int4\", axis = \"channel\", group = 32, page = 128 }, v = { method = \"int4\", group = 32 } }\ntail = { k = 0, v = 128 }",
+    },
+    Preset {
+        name: "kivi-2",
+        doc: "KIVI at 2 bits",
+        paper: "Liu et al., KIVI, 2024 (arXiv 2402.02750)",
+        composition: "encode = { k = { method = \"int2\", axis = \"channel\", group = 32, page = 128 }, v = { method = \"int2\", group = 32 } }\ntail = { k = 0, v = 128 }",
+    },
+    Preset {
+        name: "int4-best",
+        doc: "K before RoPE by channel over 128 tokens, V rotated by token, 4 bits; 4 sinks exact",
+        paper: "composed here; parts from KVQuant (arXiv 2401.18079), KIVI (arXiv 2402.02750) and QuaRot (arXiv 2404.00456)",
+        composition: "keys = \"pre_rope\"\nproject = { v = \"hadamard\" }\nencode = { k = { method = \"int4\", axis = \"channel\", group = 128 }, v = { method = \"int4\", group = 64 } }\nsinks = 4",
+    },
+    Preset {
         name: "streaming-llm",
         doc: "4 sinks and the 252 newest rows in f16, everything between is dropped",
         paper: "Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023 (arXiv 2309.17453)",
