@@ -396,6 +396,10 @@ fn commit_layer(
             if n_gone > 0 && (evicted || window_start > 0) {
                 earliest = next;
             }
+            for (class, end) in [(Class::Coded, end), (Class::Exact, next)] {
+                let ladder = formats.ladder(h, side, class);
+                head.table(side, class).fit(places, ladder, end)?;
+            }
             let ladder = formats.ladder(h, side, Class::Coded);
             head.table(side, Class::Coded).seal(places, ladder, end)?;
         }

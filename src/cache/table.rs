@@ -396,6 +396,28 @@ impl RowTable {
         Ok(n_removed)
     }
 
+    /// Frees the room that pages kept for rows to come, where their range ends at or before `end`.
+    pub fn fit(
+        &mut self,
+        places: &mut Places<'_>,
+        ladder: &Ladder,
+        end: u32,
+    ) -> Result<(), CacheError> {
+        for i in 0..self.pages.len() {
+            let page = &self.pages[i];
+            let PageBytes::Raw(id) = page.bytes else {
+                continue;
+            };
+            let format = page.format(ladder);
+            let n = format.bytes(page.stored());
+            if (page.range + 1) * RANGE as u32 <= end && places.store.page_bytes(id) > n {
+                let id = self.own(i, places, format)?;
+                places.store.resize(id, n);
+            }
+        }
+        Ok(())
+    }
+
     /// Packs and parks the pages whose range ends at or before `end`, as far as the strategy asks for it.
     pub fn seal(
         &mut self,

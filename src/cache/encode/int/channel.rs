@@ -11,6 +11,7 @@
 
 use super::super::bits::stream_bytes;
 use super::Grid;
+use super::fit::Fit;
 use super::tile::{self, TILE, Tile, larger, smaller, tile_bytes};
 use crate::cache::stage::PageCodec;
 use crate::compute::cpu::vector::multiversion;
@@ -87,6 +88,7 @@ fn encode_page<const B: usize>(codec: &Channel, rows: &[f32], dim: usize, out: &
     let (codes, scales) = out.split_at_mut(n_rows * row_bytes);
     let n = grid.scales.bytes();
     let mut tile = Tile::new();
+    let mut column = Vec::new();
     let groups = rows.chunks(codec.group * dim);
     for (g, (rows, codes)) in groups
         .zip(codes.chunks_mut(codec.group * row_bytes))
@@ -97,9 +99,15 @@ fn encode_page<const B: usize>(codec: &Channel, rows: &[f32], dim: usize, out: &
             let (low, high) = extremes(rows, dim, first);
             let (steps, zeros) = scales.split_at_mut(n_rows.div_ceil(codec.group) * dim * n);
             for c in 0..width {
+                let mut ends = (low[c], high[c]);
+                if grid.fit == Fit::Mse {
+                    column.clear();
+                    column.extend(rows.chunks_exact(dim).map(|row| row[first + c]));
+                    ends = grid.fit.ends(grid, &column, ends);
+                }
                 let at = (g * dim + first + c) * n;
                 let zero = zeros.get_mut(at..at + n).unwrap_or_default();
-                grid.put((low[c], high[c]), &mut steps[at..at + n], zero);
+                grid.put(ends, &mut steps[at..at + n], zero);
             }
             grid.read(
                 scales,

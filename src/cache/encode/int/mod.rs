@@ -17,11 +17,13 @@
 //!
 //! Invariants: the code is that of the *stored* step and zero, `clamp(round((x − zero) / step))` in f32, halves to the
 //! even code, all codes at their lowest where the step is 0. Steps are rounded up and zeros down, so every channel lies
-//! inside its grid (clamped magnitudes aside) and is off by half a stored step at most. Decoding is one fused multiply-add. A last group that is short (64 + 16 of
+//! inside its grid (clamped magnitudes aside) and is off by half a stored step at most; with `fit = "mse"` ([`fit`])
+//! what lies outside the grid gets an end's code. Decoding is one fused multiply-add. A last group that is short (64 + 16 of
 //! 80 channels, 32 + 1 of 33) is a group of its own over the channels or rows that there are; nothing is padded but the
 //! last byte of a row's codes.
 
 mod channel;
+mod fit;
 mod scale;
 mod tile;
 mod token;
@@ -29,6 +31,7 @@ mod token;
 use std::sync::Arc;
 
 use self::channel::Channel;
+use self::fit::Fit;
 use self::scale::ScaleFormat;
 use self::token::Token;
 use super::super::RANGE;
@@ -75,6 +78,14 @@ const PARAMS: &[ParamDef] = &[
         default: Some("f16"),
         doc: "format of steps and zeros; fp8 is E4M3 of the span",
     },
+    ParamDef {
+        name: "fit",
+        domain: Domain::Choice {
+            of: &["minmax", "mse"],
+        },
+        default: Some("minmax"),
+        doc: "the grid spans the group, or is the one of least squared error (slower to encode, the same to read)",
+    },
 ];
 
 const PAPER: &str = "KIVI, arXiv 2402.02750: asymmetric groups, K by channel, V by token";
@@ -90,6 +101,7 @@ pub const INT2: StageDef = StageDef {
     examples: &[
         "\"int2\"",
         "{ method = \"int2\", axis = \"channel\", group = 32 }",
+        "{ method = \"int2\", fit = \"mse\" }",
         "{ method = \"int2\", group = 32, zero = \"symmetric\", scales = \"bf16\" }",
     ],
     tolerance: Tolerance::RelativeL2(0.95),
@@ -104,6 +116,7 @@ pub const INT3: StageDef = StageDef {
         "\"int3\"",
         "{ method = \"int3\", axis = \"channel\", zero = \"symmetric\" }",
         "{ method = \"int3\", group = 16, scales = \"fp8\" }",
+        "{ method = \"int3\", axis = \"channel\", fit = \"mse\" }",
     ],
     tolerance: Tolerance::RelativeL2(0.35),
     build: |p, c| build("int3", 3, p, c),
@@ -141,6 +154,7 @@ struct Grid {
     /// Whether the zero is stored rather than given by the step.
     has_zero: bool,
     scales: ScaleFormat,
+    fit: Fit,
 }
 
 impl Grid {
@@ -222,6 +236,10 @@ fn build(
             Some("bf16") => ScaleFormat::Bf16,
             Some("fp8") => ScaleFormat::Fp8,
             _ => ScaleFormat::F16,
+        },
+        fit: match params.text("fit") {
+            Some("mse") => Fit::Mse,
+            _ => Fit::MinMax,
         },
     };
     let codec = if params.text("axis") == Some("channel") {

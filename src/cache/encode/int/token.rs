@@ -115,7 +115,8 @@ fn encode_row<const B: usize>(codec: &Token, row: &[f32], out: &mut [u8]) {
     let (steps, zeros) = scales.split_at_mut(n_groups * n);
     for (g, x) in row.chunks(codec.group).enumerate() {
         let zero = zeros.get_mut(g * n..(g + 1) * n).unwrap_or_default();
-        grid.put(extremes(x), &mut steps[g * n..(g + 1) * n], zero);
+        let ends = grid.fit.ends(grid, x, extremes(x));
+        grid.put(ends, &mut steps[g * n..(g + 1) * n], zero);
     }
     let mut tile = Tile::new();
     for (t, (x, codes)) in row
