@@ -8,10 +8,10 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::formats::{Format, Mask};
+use super::places::{Places, ReadBuffers, Reader};
 use super::sequence::{HeadState, Phase, SequenceState};
 use super::stage::{KeyForm, LiveRows, Moment, NewRow, Side};
 use super::stages::Stages;
-use super::table::{Places, ReadBuffers, Reader};
 use super::types::{LayerGeometry, Span};
 use super::visibility::{Class, Rules};
 use super::{CacheError, RANGE};

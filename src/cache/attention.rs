@@ -5,11 +5,11 @@
 //! see are skipped, never multiplied by zero. What a query gets therefore depends on what it may see alone: not on the
 //! tile, the chunk, paging, holes or threads. K and V of a row may stand in different classes.
 
+use super::places::{Page, Reader, bits};
 use super::scratch::{Scratch, Source, Space};
 use super::sequence::HeadState;
 use super::stage::{KeyForm, Side};
 use super::stages::{LayerFormats, Stages};
-use super::table::{Page, Reader, bits};
 use super::types::LayerGeometry;
 use super::visibility::{Class, Rules};
 use super::{CacheError, RANGE};

@@ -19,11 +19,12 @@ use std::sync::Arc;
 
 use super::formats::Mask;
 use super::pipeline::StagedCache;
+use super::places::Page;
 use super::sequence::{HeadState, LayerState, SequenceState};
 use super::stage::{Side, StageError};
 use super::stages::{LayerFormats, Materials, Stages};
 use super::strategy::{Budget, Scope, Strategy};
-use super::table::{Page, room_for};
+use super::table::room_for;
 use super::types::{Batch, Geometry, SeqId};
 use super::visibility::{Class, Rules};
 use super::{CacheError, RANGE};

@@ -11,9 +11,9 @@ use std::collections::BTreeSet;
 use super::formats::Format;
 use super::pages::PageId;
 use super::pipeline::StagedCache;
+use super::places::{Page, PageBytes};
 use super::sequence::{HeadState, LayerState, SequenceState};
 use super::stage::Side;
-use super::table::{Page, PageBytes};
 use super::types::MemoryReport;
 use super::visibility::Class;
 

@@ -22,6 +22,7 @@ pub mod pages;
 mod params;
 pub mod pipeline;
 pub mod place;
+mod places;
 pub mod project;
 pub mod retain;
 pub mod rope;

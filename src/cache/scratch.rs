@@ -5,8 +5,8 @@
 
 use super::RANGE;
 use super::attention::{HeadView, absorbs};
+use super::places::ReadBuffers;
 use super::stage::Side;
-use super::table::ReadBuffers;
 use super::visibility::Class;
 
 /// Decoded rows of one side and class in the current range.

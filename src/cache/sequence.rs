@@ -4,8 +4,9 @@
 //! leave together; a head's scores lie beside its live rows in order of position; `earliest` is the shortest length that
 //! truncation can still reach.
 
+use super::places::Places;
 use super::stage::Side;
-use super::table::{Places, RowTable};
+use super::table::RowTable;
 use super::visibility::{Class, Dying};
 
 /// One KV head's rows.

@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_budget_is_told_at_once() {
         let text = read(
-            "encode = \"q8_0\"\nretain = \"knorm\"\nbudget = { byte = 3, scope = \"each\", then = [\"q4\"], grow = [{ at = 9 \
+            "encode = \"q8_0\"\nretain = \"window\"\nbudget = { byte = 3, scope = \"each\", then = [\"q4\"], grow = [{ at = 9 \
              }, { at = 8, bytes = 1 }] }",
         )
         .unwrap_err();

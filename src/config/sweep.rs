@@ -128,9 +128,12 @@ fn alternatives(node: &Node, key: &str, path: &str, diagnostics: &mut Diagnostic
     }
 }
 
-/// Keys whose list is a value: maps of rows, applied in order.
+/// Keys whose list is a value: maps of rows, applied in order; what a budget does one after the other.
 fn is_ordered_list(key: &str) -> bool {
-    matches!(key, "project" | "project.k" | "project.v")
+    matches!(
+        key,
+        "project" | "project.k" | "project.v" | "budget.then" | "budget.grow"
+    )
 }
 
 fn swept(
