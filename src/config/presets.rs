@@ -16,6 +16,9 @@ pub struct Preset {
     pub composition: &'static str,
 }
 
+const COMPOSED: &str = "composed here (experiments/int4-sweep.toml); parts from KVQuant (arXiv 2401.18079), KIVI (arXiv 2402.02750) \
+     and QuaRot (arXiv 2404.00456)";
+
 /// Every preset.
 pub static PRESETS: &[Preset] = &[
     Preset {
@@ -80,9 +83,27 @@ pub static PRESETS: &[Preset] = &[
     },
     Preset {
         name: "int4-best",
-        doc: "K before RoPE by channel over 128 tokens, V rotated by token, 4 bits; 4 sinks exact",
-        paper: "composed here; parts from KVQuant (arXiv 2401.18079), KIVI (arXiv 2402.02750) and QuaRot (arXiv 2404.00456)",
-        composition: "keys = \"pre_rope\"\nproject = { v = \"hadamard\" }\nencode = { k = { method = \"int4\", axis = \"channel\", group = 128 }, v = { method = \"int4\", group = 64 } }\nsinks = 4",
+        doc: "K before RoPE by channel over 128 tokens, V rotated by token, 4.25 bits each; 4 sinks exact",
+        paper: COMPOSED,
+        composition: "keys = \"pre_rope\"\nproject = { v = \"hadamard\" }\nencode = { k = { method = \"int4\", axis = \"channel\", group = 128 }, v = { method = \"int4\", group = 64, scales = \"fp8\" } }\nsinks = 4",
+    },
+    Preset {
+        name: "int4-v3",
+        doc: "as int4-best with V at 3 bits: 3.75 bits",
+        paper: COMPOSED,
+        composition: "keys = \"pre_rope\"\nproject = { v = \"hadamard\" }\nencode = { k = { method = \"int4\", axis = \"channel\", group = 128 }, v = { method = \"int3\", group = 64, fit = \"mse\", scales = \"fp8\" } }\nsinks = 4",
+    },
+    Preset {
+        name: "int3-best",
+        doc: "as int4-best with K and V at 3 bits: 3.25 bits",
+        paper: COMPOSED,
+        composition: "keys = \"pre_rope\"\nproject = { v = \"hadamard\" }\nencode = { k = { method = \"int3\", axis = \"channel\", group = 128 }, v = { method = \"int3\", group = 64, fit = \"mse\", scales = \"fp8\" } }\nsinks = 4",
+    },
+    Preset {
+        name: "int2-best",
+        doc: "as int4-best with K at 3 bits and V at 2: 2.75 bits",
+        paper: COMPOSED,
+        composition: "keys = \"pre_rope\"\nproject = { v = \"hadamard\" }\nencode = { k = { method = \"int3\", axis = \"channel\", group = 128 }, v = { method = \"int2\", group = 64, fit = \"mse\", scales = \"fp8\" } }\nsinks = 4",
     },
     Preset {
         name: "streaming-llm",
