@@ -88,6 +88,12 @@ pub static COLUMNS: &[Column] = &[
         },
     },
     Column {
+        head: "tokens by precision",
+        tex: "",
+        rank: 3,
+        text: |row, s| memory_with(s, |m| precision(&row.strategy, m)),
+    },
+    Column {
         head: "n",
         tex: "$n$",
         rank: 11,
@@ -232,6 +238,31 @@ pub fn text(group: &Group, columns: &[Column], head: fn(&Column) -> &'static str
 
 fn memory(scores: &Scores, f: fn(&super::measures::Memory) -> String) -> String {
     scores.memory.as_ref().map_or_else(String::new, f)
+}
+
+fn memory_with(scores: &Scores, f: impl Fn(&super::measures::Memory) -> String) -> String {
+    scores.memory.as_ref().map_or_else(String::new, f)
+}
+
+/// How many tokens of an item stand at which precision, the most bits first: `int8 256, int4 640, int2 128, exact 4`;
+/// empty for a strategy without a budget.
+fn precision(strategy: &Strategy, memory: &super::measures::Memory) -> String {
+    if strategy.budget.is_none() || memory.parts.rows_seen == 0 {
+        return String::new();
+    }
+    let tokens_per_row = memory.mean_tokens() / memory.parts.rows_seen as f64;
+    let coded = memory.parts.rows_at_level;
+    let exact = memory.parts.rows_live - coded.iter().sum::<u64>().min(memory.parts.rows_live);
+    let names = strategy.levels().map(|(k, v)| {
+        if k == v {
+            k.name.clone()
+        } else {
+            format!("{}/{}", k.name, v.name)
+        }
+    });
+    let counts = names.zip(coded).chain([("exact".to_owned(), exact)]);
+    let counts = counts.map(|(name, rows)| format!("{name} {:.0}", rows as f64 * tokens_per_row));
+    counts.collect::<Vec<_>>().join(", ")
 }
 
 /// A key form by its TOML name.
