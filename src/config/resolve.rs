@@ -40,6 +40,13 @@ struct Running {
     memory_every: usize,
 }
 
+/// What holds when nothing is said.
+const RUNNING: Running = Running {
+    chunk: 512,
+    latency_steps: 16,
+    memory_every: 0,
+};
+
 /// The plan that a tree describes; `default_name` serves when it has no `name`.
 pub fn resolve(tree: &Table, default_name: &str, diagnostics: &mut Diagnostics) -> Option<Plan> {
     let at = At {
@@ -277,11 +284,7 @@ fn calibration(top: &mut Reader<'_, '_>, data: &[DataRef]) -> Option<Calibration
 }
 
 fn protocol(top: &mut Reader<'_, '_>, documents: Option<(usize, At)>) -> (Vec<Protocol>, Running) {
-    let mut running = Running {
-        chunk: 512,
-        latency_steps: 16,
-        memory_every: 0,
-    };
+    let mut running = RUNNING;
     let Some((table, at)) = top.below("protocol") else {
         if top.get("protocol").is_none() {
             top.missing("protocol", "add [protocol] with kind = \"compress-once\"");

@@ -124,15 +124,8 @@ fn one(variant: Variant, path: &str, at: At, diagnostics: &mut Diagnostics) -> O
         .get("encode")
         .and_then(|n| encodings(n, &format!("{path}.encode"), diagnostics))
         .unwrap_or_else(|| (StageSpec::plain("f16"), StageSpec::plain("f16")));
-    if has_budget && let Some(node) = table.get("retain") {
-        let what = "can't go with `budget`: what retention keeps is not known beforehand";
-        let hint = "leave one of the two out".to_owned();
-        diagnostics.at(
-            node.at,
-            &format!("{path}.retain"),
-            what.to_owned(),
-            Some(hint),
-        );
+    if has_budget {
+        refuse_retain(&table, path, diagnostics);
     }
     if diagnostics.count() > before || has_budget && budget.is_none() {
         return None;
@@ -159,6 +152,15 @@ fn one(variant: Variant, path: &str, at: At, diagnostics: &mut Diagnostics) -> O
         at: table.entry("label").map_or(at, |e| e.key_at),
         strategy,
     })
+}
+
+/// A budget and retention don't go together.
+fn refuse_retain(table: &Table, path: &str, diagnostics: &mut Diagnostics) {
+    if let Some(node) = table.get("retain") {
+        let what = "can't go with `budget`: what retention keeps is not known beforehand";
+        let hint = Some("leave one of the two out".to_owned());
+        diagnostics.at(node.at, &format!("{path}.retain"), what, hint);
+    }
 }
 
 /// Which of K and V a strategy's maps and formats are for.

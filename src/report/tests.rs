@@ -265,9 +265,18 @@ fn bars_hold_per_domain_and_are_told_in_all_tables() {
     assert_eq!(of("essays", "q8_0")[0]["at_most"], 0.0141);
     assert_eq!(of("sources", "q8_0")[1]["metric"], "bytes_vs_f16");
     assert_eq!(of("all data", "q8_0"), serde_json::json!([]));
-    // A finished bundle takes other bars, and none.
-    bundle.state_bars(&bars[..1]).unwrap();
-    assert!(!write(bundle.path()).unwrap().misses_a_bar());
+}
+
+#[test]
+fn a_finished_bundle_takes_other_bars_and_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut bundle = bundle(dir.path(), &all_items(), &ends());
+    bundle.finish().unwrap();
+    for (most, is_missed) in [(0.0141, false), (0.014, true)] {
+        let bars = [bar("q8_0", Metric::Kld, Bound::AtMost(most))];
+        bundle.state_bars(&bars).unwrap();
+        assert_eq!(write(bundle.path()).unwrap().misses_a_bar(), is_missed);
+    }
     bundle.state_bars(&[]).unwrap();
     assert!(write(bundle.path()).unwrap().bars.is_empty());
     assert!(!bundle.path().join("bars.md").exists());
