@@ -123,13 +123,20 @@ pub(super) fn max_magnitude_bits<const N: usize>(x: &[f32; N]) -> u32 {
 #[inline(always)]
 pub(super) fn extreme<const N: usize>(x: &[f32; N]) -> f32 {
     let magnitude = max_magnitude_bits(x);
-    let mut first = N - 1;
-    for (i, v) in x.iter().enumerate().rev() {
+    let mut first = [N as u32 - 1; N];
+    for (i, (f, v)) in first.iter_mut().zip(x).enumerate() {
         if v.to_bits() & 0x7fff_ffff == magnitude {
-            first = i;
+            *f = i as u32;
         }
     }
-    x[first] + 0.0
+    let mut width = N / 2;
+    while width > 0 {
+        for i in 0..width {
+            first[i] = first[i].min(first[i + width]);
+        }
+        width /= 2;
+    }
+    x[first[0] as usize & (N - 1)] + 0.0
 }
 
 /// The smallest and the largest value. Of zeros of both signs the first one counts, as in a plain loop.

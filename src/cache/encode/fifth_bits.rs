@@ -10,11 +10,11 @@ pub(super) const BYTES: usize = 4 + HALF;
 /// Packs codes below 32 into [`BYTES`] bytes.
 #[inline(always)]
 pub(super) fn pack(codes: &[u8; BLOCK], out: &mut [u8]) {
-    let mut bits = 0u32;
-    for (j, q) in codes.iter().enumerate() {
-        bits |= u32::from(q >> 4) << j;
+    for (bits, q) in out.iter_mut().zip(codes.as_chunks::<8>().0) {
+        // Byte i's lowest bit times 2^(56 − 7i) is bit 56 + i; no other product of the sum reaches the top byte.
+        let ones = u64::from_le_bytes(*q) >> 4 & 0x0101_0101_0101_0101;
+        *bits = (ones.wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
     }
-    out[..4].copy_from_slice(&bits.to_le_bytes());
     let (low, high) = codes.split_at(HALF);
     for ((b, a), h) in out[4..].iter_mut().zip(low).zip(high) {
         *b = a & 15 | h << 4;

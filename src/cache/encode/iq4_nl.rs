@@ -77,7 +77,10 @@ impl Block<BLOCK, BLOCK_BYTES> for Iq4Nl {
             return;
         }
         let inverse = 1.0 / (extreme / LEVELS[0]);
-        let codes = x.map(|v| nearest(inverse * v));
+        let mut codes = [0; BLOCK];
+        for (q, v) in codes.iter_mut().zip(x) {
+            *q = nearest(inverse * v);
+        }
         let d = least_squares(x, &codes);
         out[..2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
         let (low, high) = codes.split_at(HALF);

@@ -8,7 +8,8 @@
 //!   `s2 = amax / (6 · 448)` from the largest magnitude of a layer's side over calibration rows, all KV heads together,
 //!   less their bias (recipe `nvfp4`).
 //! - `affine`: `mean` and `max_min` subtract a bias per channel of a KV head before anything else, the calibration rows'
-//!   mean or the middle of their range (recipe `nvfp4_affine` is `mean` with `amax = "calibrated"`).
+//!   mean or the middle of their range (recipe `nvfp4_affine` is `mean` with `amax = "calibrated"`). The first tokens,
+//!   which draw most attention, look like no other: a bias helps where they stay exact and hurts where they don't.
 //! - `blocks`: `four_over_six` codes each block twice, with its largest magnitude laid on 6 and on 4, and keeps what has
 //!   the smaller squared error, 6 when equal. Scales grow by half then, so a calibrated s2 is `amax / (6 · 256)`.
 //!

@@ -42,7 +42,10 @@ impl Block<BLOCK, BLOCK_BYTES> for Q5_0 {
     fn encode_block(x: &[f32; BLOCK], out: &mut [u8; BLOCK_BYTES]) {
         let d = blocks::extreme(x) / -16.0;
         let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
-        let codes = x.map(|v| blocks::low_byte((v * inverse + 16.5).floor().min(31.0)));
+        let mut codes = [0; BLOCK];
+        for (q, v) in codes.iter_mut().zip(x) {
+            *q = blocks::low_byte((v * inverse + 16.5).floor().min(31.0));
+        }
         out[..2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
         fifth_bits::pack(&codes, &mut out[2..]);
     }
@@ -50,7 +53,9 @@ impl Block<BLOCK, BLOCK_BYTES> for Q5_0 {
     #[inline(always)]
     fn decode_block(bytes: &[u8; BLOCK_BYTES], x: &mut [f32; BLOCK]) {
         let d = f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
-        *x = fifth_bits::unpack(&bytes[2..]).map(|q| (i32::from(q) - 16) as f32 * d);
+        for (v, q) in x.iter_mut().zip(fifth_bits::unpack(&bytes[2..])) {
+            *v = (i32::from(q) - 16) as f32 * d;
+        }
     }
 }
 

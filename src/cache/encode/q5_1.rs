@@ -42,7 +42,10 @@ impl Block<BLOCK, BLOCK_BYTES> for Q5_1 {
         let (min, max) = blocks::range(x);
         let d = (max - min) / 31.0;
         let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
-        let codes = x.map(|v| blocks::low_byte(((v - min) * inverse + 0.5).floor().min(31.0)));
+        let mut codes = [0; BLOCK];
+        for (q, v) in codes.iter_mut().zip(x) {
+            *q = blocks::low_byte(((v - min) * inverse + 0.5).floor().min(31.0));
+        }
         out[..2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
         out[2..4].copy_from_slice(&f16::from_f32(min).to_le_bytes());
         fifth_bits::pack(&codes, &mut out[4..]);
@@ -52,7 +55,9 @@ impl Block<BLOCK, BLOCK_BYTES> for Q5_1 {
     fn decode_block(bytes: &[u8; BLOCK_BYTES], x: &mut [f32; BLOCK]) {
         let d = f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
         let m = f16::from_le_bytes([bytes[2], bytes[3]]).to_f32();
-        *x = fifth_bits::unpack(&bytes[4..]).map(|q| f32::from(q) * d + m);
+        for (v, q) in x.iter_mut().zip(fifth_bits::unpack(&bytes[4..])) {
+            *v = f32::from(q) * d + m;
+        }
     }
 }
 
