@@ -9,6 +9,8 @@ use rayon::prelude::*;
 
 use super::formats::{Format, Mask};
 use super::places::{Places, ReadBuffers, Reader};
+use super::predict::{Carry, Walk};
+use super::scratch::Pool;
 use super::sequence::{HeadState, Phase, SequenceState};
 use super::stage::{KeyForm, LiveRows, Moment, NewRow, Side};
 use super::stages::Stages;
@@ -58,6 +60,8 @@ pub struct Appender<'a> {
     pub layer: usize,
     /// Visibility, by side.
     pub rules: [Rules; 2],
+    /// Working memory.
+    pub pool: &'a Pool,
 }
 
 /// Encoded rows of one side of one head on their way into a table.
@@ -109,6 +113,7 @@ impl Appender<'_> {
         places: &mut Places<'_>,
         span: &Span,
         rows: (&[f32], &[f32]),
+        carry: Option<&mut Carry>,
     ) -> Result<(), CacheError> {
         let first = span.positions.start;
         self.check_finite(first, rows)?;
@@ -124,7 +129,8 @@ impl Appender<'_> {
                 self.push_uncoded(head, places, (first, side), new.side(side))?;
             }
         }
-        self.code(state, places, span.positions.end, Some((first, &new)))
+        let fresh = Some((first, &new[..]));
+        self.code(state, places, span.positions.end, fresh, carry)
     }
 
     /// Encodes the rows that are past the tail, or whose page is full, once the sequence has `len` positions.
@@ -134,20 +140,35 @@ impl Appender<'_> {
         places: &mut Places<'_>,
         len: u32,
         fresh: Option<Fresh<'_>>,
+        mut carry: Option<&mut Carry>,
     ) -> Result<(), CacheError> {
         if state.frozen_from.is_some() {
             return Ok(());
         }
-        let layer = &mut state.layers[self.layer];
         for side in Side::BOTH {
-            let done = layer.coded_end[side as usize];
+            let done = state.layers[self.layer].coded_end[side as usize];
             let end = self.rules[side as usize].coded_end(len).max(done);
+            if end == done {
+                continue;
+            }
+            if let Some(carry) = &mut carry {
+                let walk = self.walk(state, places);
+                if side == Side::K {
+                    carry.reach(self.layer, walk)?;
+                }
+                carry.predict(side, end, walk);
+            }
+            let predicted = carry.as_ref().map(|c| c.rows(side));
+            let layer = &mut state.layers[self.layer];
             let reader = places.reader();
             let coded: Vec<Coded> = layer
                 .heads
                 .par_iter()
                 .enumerate()
-                .map(|(h, head)| self.encode((h, side), head, reader, (done..end, fresh)))
+                .map(|(h, head)| {
+                    let rows = self.rows((h, side), head, reader, (done..end, fresh))?;
+                    Ok::<_, CacheError>(self.encode((h, side), rows, predicted))
+                })
                 .collect::<Result<_, _>>()?;
             for (h, (head, coded)) in layer.heads.iter_mut().zip(coded).enumerate() {
                 let format = self.stages.formats[self.layer].format(h, side, Class::Coded);
@@ -163,8 +184,23 @@ impl Appender<'_> {
                 }
             }
             layer.coded_end[side as usize] = end;
+            if let Some(carry) = &mut carry {
+                carry.restore(side, self.walk(state, places))?;
+            }
         }
         Ok(())
+    }
+
+    fn walk<'w>(&self, state: &'w SequenceState, places: &'w Places<'_>) -> Walk<'w>
+    where
+        Self: 'w,
+    {
+        Walk {
+            stages: self.stages,
+            state,
+            reader: places.reader(),
+            pool: self.pool,
+        }
     }
 
     /// Refuses NaN and infinity, naming the first position, whatever the chunk.
@@ -307,14 +343,14 @@ impl Appender<'_> {
         Ok(())
     }
 
-    /// Projects and encodes one side of one head's rows at the positions that became coded.
-    fn encode(
+    /// One side of one head's rows at the positions that became coded, and of them, with a page, the sinks.
+    fn rows(
         &self,
         (h, side): (usize, Side),
         head: &HeadState,
         reader: Reader<'_>,
         (range, fresh): (Range<u32>, Option<Fresh<'_>>),
-    ) -> Result<Coded, CacheError> {
+    ) -> Result<ExactRows, CacheError> {
         let rules = &self.rules[side as usize];
         let d = self.geometry.head_dim;
         // A page holds its sinks too, so that its layout doesn't depend on them.
@@ -323,18 +359,37 @@ impl Appender<'_> {
             _ => range.start,
         };
         if start >= range.end {
-            return Ok(Coded::default());
+            return Ok(ExactRows::default());
         }
-        let (positions, rows) = match fresh {
+        match fresh {
             Some((first, new)) if rules.tail == 0 && rules.page == 1 => {
                 let at = (start - first) as usize * d..(range.end - first) as usize * d;
-                ((start..range.end).collect(), new[h].side(side)[at].to_vec())
+                Ok(((start..range.end).collect(), new[h].side(side)[at].to_vec()))
             }
-            _ => self.read_exact(head, side, reader, start..range.end)?,
-        };
+            _ => self.read_exact(head, side, reader, start..range.end),
+        }
+    }
+
+    /// Takes predictions off, `[position][kv_head · head_dim]`, projects and encodes.
+    fn encode(
+        &self,
+        (h, side): (usize, Side),
+        (positions, mut rows): ExactRows,
+        predicted: Option<&[f32]>,
+    ) -> Coded {
+        let rules = &self.rules[side as usize];
+        let d = self.geometry.head_dim;
+        if let Some(predicted) = predicted {
+            let width = self.geometry.n_kv_heads * d;
+            for (row, &p) in rows.chunks_exact_mut(d).zip(&positions) {
+                for (x, p) in row.iter_mut().zip(&predicted[p as usize * width + h * d..]) {
+                    *x -= p;
+                }
+            }
+        }
         let format = self.stages.formats[self.layer].format(h, side, Class::Coded);
         if rules.page == 1 {
-            return Ok(by_range(format, &positions, &self.project((h, side), rows)));
+            return by_range(format, &positions, &self.project((h, side), rows));
         }
         let mut coded = Coded::default();
         let mut rows = rows.chunks_exact(d);
@@ -345,7 +400,7 @@ impl Appender<'_> {
             let bytes = format.encode(&self.project((h, side), page_rows));
             coded.push(page, &bytes);
         }
-        Ok(coded)
+        coded
     }
 
     fn project(&self, (head, side): (usize, Side), rows: Vec<f32>) -> Vec<f32> {

@@ -35,6 +35,8 @@ pub struct HeadView<'a> {
     pub stages: &'a Stages,
     /// Page access.
     pub reader: Reader<'a>,
+    /// The layer's coded rows, where they are predictions and residuals: K and V, `[position][kv_head · head_dim]`.
+    pub restored: Option<[&'a [f32]; 2]>,
 }
 
 /// A tile of queries of one KV head: consecutive positions, `group` query heads each.
@@ -96,17 +98,13 @@ impl Scratch {
             }
         }
         self.q_coded.clear();
-        if absorbs(stages) {
+        if stages.absorbs_keys() {
             for q in self.q_exact.chunks_exact(d) {
                 self.q_coded
                     .extend(stages.project_k.absorb(view.layer, view.head, q));
             }
         }
-        for (space, dim) in self
-            .spaces
-            .iter_mut()
-            .zip([stages.project_v.output_dim(d), d])
-        {
+        for (space, dim) in self.spaces.iter_mut().zip([view.value_dim(), d]) {
             space.dim = dim;
             space.used = false;
             space.sum.clear();
@@ -136,9 +134,11 @@ impl Scratch {
         let d = view.geometry.head_dim;
         let n_stored = page.stored().count_ones() as usize;
         self.rows.resize(n_stored * format.dim.max(d), 0.0);
-        view.reader
-            .decode(page, format, &mut self.buffers, &mut self.rows)?;
-        let in_coded_space = class == Class::Coded && absorbs(view.stages);
+        if !view.copy_restored((Side::K, class), &source.positions, &mut self.rows) {
+            view.reader
+                .decode(page, format, &mut self.buffers, &mut self.rows)?;
+        }
+        let in_coded_space = class == Class::Coded && view.stages.absorbs_keys();
         let dim = if in_coded_space { format.dim } else { d };
         if !in_coded_space {
             restore_keys(view, class, &source.positions, &mut self.rows, format.dim);
@@ -184,9 +184,16 @@ impl Scratch {
             return Ok(());
         };
         let format = page.format(view.formats.ladder(view.head, Side::V, class));
-        source.make_room(RANGE * format.dim, 0);
+        let dim = match (class, view.restored) {
+            (Class::Coded, Some(_)) => view.geometry.head_dim,
+            _ => format.dim,
+        };
+        source.make_room(RANGE * dim, 0);
         let n_stored = page.stored().count_ones() as usize;
-        source.data.resize(n_stored * format.dim, 0.0);
+        source.data.resize(n_stored * dim, 0.0);
+        if view.copy_restored((Side::V, class), &source.positions, &mut source.data) {
+            return Ok(());
+        }
         view.reader
             .decode(page, format, &mut self.buffers, &mut source.data)
     }
@@ -330,7 +337,7 @@ impl Scratch {
                 .iter()
                 .map(|x| x / l)
                 .collect();
-            if !view.stages.project_v.is_identity() {
+            if view.stages.sums_coded_values() {
                 z = view.stages.project_v.expand(view.layer, view.head, &z, d);
             }
             for (o, x) in out.iter_mut().zip(z) {
@@ -341,6 +348,34 @@ impl Scratch {
 }
 
 impl<'a> HeadView<'a> {
+    /// Channels in which coded values are summed.
+    pub fn value_dim(&self) -> usize {
+        let d = self.geometry.head_dim;
+        match self.stages.sums_coded_values() {
+            true => self.stages.project_v.output_dim(d),
+            false => d,
+        }
+    }
+
+    /// Copies coded rows from their reconstruction, `[row][head_dim]`, if there is one.
+    fn copy_restored(
+        &self,
+        (side, class): (Side, Class),
+        positions: &[u32],
+        rows: &mut [f32],
+    ) -> bool {
+        let (Class::Coded, Some(restored)) = (class, self.restored) else {
+            return false;
+        };
+        let d = self.geometry.head_dim;
+        let width = self.geometry.n_kv_heads * d;
+        for (row, &p) in rows.chunks_exact_mut(d).zip(positions) {
+            let at = p as usize * width + self.head * d;
+            row.copy_from_slice(&restored[side as usize][at..at + d]);
+        }
+        true
+    }
+
     /// Notes who sees which rows of a page; `None`, and no rows, if no query from `first` to `last` sees any.
     fn see(
         &self,
@@ -393,11 +428,6 @@ fn sees(&(from, until): &(u32, u32), position: u32) -> bool {
     from <= position && position < until
 }
 
-/// Coded keys are scored in their own space: a projection that need not be undone before RoPE.
-pub fn absorbs(stages: &Stages) -> bool {
-    !stages.project_k.is_identity() && stages.keys == KeyForm::PostRope
-}
-
 /// Expands projected keys and rotates pre-RoPE ones, in place. `rows`: `[row][coded_dim]` in, `[row][head_dim]` out.
 fn restore_keys(
     view: HeadView<'_>,
@@ -408,7 +438,7 @@ fn restore_keys(
 ) {
     let d = view.geometry.head_dim;
     let stages = view.stages;
-    if class == Class::Coded && !stages.project_k.is_identity() {
+    if class == Class::Coded && !stages.project_k.is_identity() && view.restored.is_none() {
         let expanded: Vec<f32> = rows[..positions.len() * coded_dim]
             .chunks_exact(coded_dim)
             .flat_map(|z| stages.project_k.expand(view.layer, view.head, z, d))

@@ -5,7 +5,7 @@
 //! position, in order, so that a chunk equals decoding.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
@@ -13,7 +13,8 @@ use super::append::{Appender, check_span};
 use super::attention::{HeadView, Tile};
 use super::pages::{HostStore, PageStore, Tier};
 use super::places::{Places, Reader};
-use super::scratch::{Scratch, bytes_of_one};
+use super::predict::{Carries, Carry, Walk};
+use super::scratch::Pool;
 use super::sequence::{HeadState, Phase, SequenceState};
 use super::stage::{LiveRows, Moment, Side};
 use super::stages::{Materials, Stages};
@@ -32,7 +33,8 @@ pub struct StagedCache {
     pub(super) store: Box<dyn PageStore>,
     pub(super) tier: Option<Tier>,
     pub(super) sequences: BTreeMap<SeqId, SequenceState>,
-    scratch: Mutex<Vec<Scratch>>,
+    carries: Carries,
+    pool: Arc<Pool>,
 }
 
 impl StagedCache {
@@ -67,7 +69,8 @@ impl StagedCache {
             store,
             tier,
             sequences: BTreeMap::new(),
-            scratch: Mutex::new(Vec::new()),
+            carries: Carries::default(),
+            pool: Arc::default(),
         })
     }
 
@@ -104,8 +107,8 @@ impl StagedCache {
         &self,
         layer: usize,
         span: &Span,
-        q: &[f32],
-        out: &mut [f32],
+        (q, out): (&[f32], &mut [f32]),
+        carry: Option<&Carry>,
     ) -> Result<(), CacheError> {
         let g = &self.geometry.layers[layer];
         let state = self.sequence(span.seq)?;
@@ -131,13 +134,10 @@ impl StagedCache {
                     head,
                     geometry: g,
                     stages: &self.stages,
-                    reader: Reader {
-                        store: self.store.as_ref(),
-                        tier: self.tier.as_ref(),
-                        packer: self.stages.pack.as_deref(),
-                    },
+                    reader: self.reader(),
+                    restored: carry.map(|c| Side::BOTH.map(|side| c.rows(side))),
                 };
-                let mut scratch = self.take_scratch();
+                let mut scratch = self.pool.take();
                 let first = span.positions.start + t0 as u32;
                 let done = scratch.attend(
                     view,
@@ -147,7 +147,7 @@ impl StagedCache {
                         out: &mut tile_out,
                     },
                 );
-                self.give_scratch(scratch);
+                self.pool.give(scratch);
                 done.map(|()| tile_out)
             })
             .collect();
@@ -160,17 +160,23 @@ impl StagedCache {
         Ok(())
     }
 
-    fn take_scratch(&self) -> Scratch {
-        self.scratch
-            .lock()
-            .ok()
-            .and_then(|mut s| s.pop())
-            .unwrap_or_default()
+    fn reader(&self) -> Reader<'_> {
+        Reader {
+            store: self.store.as_ref(),
+            tier: self.tier.as_ref(),
+            packer: self.stages.pack.as_deref(),
+        }
     }
 
-    fn give_scratch(&self, scratch: Scratch) {
-        if let Ok(mut pool) = self.scratch.lock() {
-            pool.push(scratch);
+    /// The reconstruction that a sequence's step carries, if the strategy predicts.
+    fn take_carry(&mut self, seq: SeqId) -> Option<Carry> {
+        let predicts = self.stages.predictor.is_some();
+        predicts.then(|| self.carries.take(seq))
+    }
+
+    fn give_carry(&mut self, seq: SeqId, carry: Option<Carry>) {
+        if let Some(carry) = carry {
+            self.carries.put(seq, carry);
         }
     }
 
@@ -226,6 +232,8 @@ impl KvCache for StagedCache {
         for span in batch.spans() {
             let at = span.first_row * width..(span.first_row + span.n_tokens()) * width;
             let (k, v) = (&rows.k[at.clone()], &rows.v[at]);
+            let mut carry = self.take_carry(span.seq);
+            let pool = Arc::clone(&self.pool);
             self.with_sequence(span.seq, |stages, geometry, state, places| {
                 check_span(&geometry.layers[layer], state, layer, span)?;
                 let geometry = &geometry.layers[layer];
@@ -234,12 +242,14 @@ impl KvCache for StagedCache {
                     geometry,
                     layer,
                     rules: stages.rules(state, (layer, geometry.window)),
+                    pool: &pool,
                 };
                 state.broken = true;
-                appender.append(state, places, span, (k, v))?;
+                appender.append(state, places, span, (k, v), carry.as_mut())?;
                 state.broken = false;
                 Ok(())
             })?;
+            self.give_carry(span.seq, carry);
         }
         Ok(())
     }
@@ -257,13 +267,26 @@ impl KvCache for StagedCache {
         Self::shape("attention output", out.len(), batch.n_rows() * width)?;
         for span in batch.spans() {
             let at = span.first_row * width..(span.first_row + span.n_tokens()) * width;
-            self.attend_span(layer, span, &q[at.clone()], &mut out[at])?;
+            let mut carry = self.take_carry(span.seq);
+            if let Some(carry) = &mut carry {
+                let walk = Walk {
+                    stages: &self.stages,
+                    state: self.sequence(span.seq)?,
+                    reader: self.reader(),
+                    pool: &self.pool,
+                };
+                carry.reach(layer + 1, walk)?;
+            }
+            let rows = (&q[at.clone()], &mut out[at]);
+            self.attend_span(layer, span, rows, carry.as_ref())?;
+            self.give_carry(span.seq, carry);
         }
         Ok(())
     }
 
     fn commit(&mut self, batch: &Batch) -> Result<(), CacheError> {
         for span in batch.spans() {
+            self.carries.end(span.seq);
             let window = self
                 .geometry
                 .layers
@@ -282,6 +305,7 @@ impl KvCache for StagedCache {
     }
 
     fn compress(&mut self, seq: SeqId, continuation: Continuation) -> Result<(), CacheError> {
+        let pool = Arc::clone(&self.pool);
         self.with_sequence(seq, |stages, geometry, state, places| {
             let len = state.len;
             if let (Phase::Context, Some(retain)) = (state.phase, &stages.retain) {
@@ -306,8 +330,9 @@ impl KvCache for StagedCache {
                         geometry: &geometry.layers[layer],
                         layer,
                         rules: stages.rules(state, (layer, window)),
+                        pool: &pool,
                     };
-                    appender.code(state, places, len, None)?;
+                    appender.code(state, places, len, None, None)?;
                     commit_layer(stages, state, places, (layer, window))?;
                     state.pages_from = FOREVER;
                 }
@@ -331,12 +356,14 @@ impl KvCache for StagedCache {
     }
 
     fn truncate(&mut self, seq: SeqId, len: u32) -> Result<(), CacheError> {
+        self.carries.end(seq);
         self.with_sequence(seq, |stages, _, state, places| {
             truncate(stages, state, places, (seq, len))
         })
     }
 
     fn release(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.carries.end(seq);
         self.with_sequence(seq, |_, _, state, places| {
             for head in state.heads_mut() {
                 for table in head.tables.iter_mut().flatten() {
@@ -354,8 +381,8 @@ impl KvCache for StagedCache {
     }
 
     fn memory(&self) -> MemoryReport {
-        let scratch = self.scratch.lock().map_or(0, |s| bytes_of_one(&s));
-        super::memory::report(self, scratch)
+        let scratch_bytes = self.pool.bytes_of_one() + self.carries.bytes();
+        super::memory::report(self, scratch_bytes)
     }
 }
 

@@ -4,7 +4,9 @@
 //! all threads is what one thread would hold, however many there are.
 
 use super::RANGE;
-use super::attention::{HeadView, absorbs};
+use std::sync::Mutex;
+
+use super::attention::HeadView;
 use super::places::ReadBuffers;
 use super::stage::Side;
 use super::visibility::Class;
@@ -56,21 +58,43 @@ pub struct Scratch {
     pub l: Vec<f32>,
     /// Weights of the rows that one query selects, or maxima and sums of all queries.
     pub weights: Vec<f32>,
+    /// Rows of the layer before, where rows are predicted.
+    pub inputs: Vec<f32>,
     /// For pages that can't be read in place.
     pub buffers: ReadBuffers,
 }
 
-/// What a thread holds that did all tasks of `pool`, bytes.
-pub fn bytes_of_one(pool: &[Scratch]) -> u64 {
-    let mut largest = Vec::new();
-    for scratch in pool {
-        let sizes = scratch.sizes();
-        largest.resize(sizes.len(), 0);
-        for (l, size) in largest.iter_mut().zip(sizes) {
-            *l = size.max(*l);
+/// Working memory that no task uses now.
+#[derive(Debug, Default)]
+pub struct Pool(Mutex<Vec<Scratch>>);
+
+impl Pool {
+    /// Working memory for a task, to be given back.
+    pub fn take(&self) -> Scratch {
+        let idle = self.0.lock().ok().and_then(|mut idle| idle.pop());
+        idle.unwrap_or_default()
+    }
+
+    /// Keeps working memory for a later task.
+    pub fn give(&self, scratch: Scratch) {
+        if let Ok(mut idle) = self.0.lock() {
+            idle.push(scratch);
         }
     }
-    largest.iter().sum::<usize>() as u64
+
+    /// What a thread holds that did all tasks, bytes.
+    pub fn bytes_of_one(&self) -> u64 {
+        let Ok(pool) = self.0.lock() else { return 0 };
+        let mut largest = Vec::new();
+        for scratch in pool.iter() {
+            let sizes = scratch.sizes();
+            largest.resize(sizes.len(), 0);
+            for (l, size) in largest.iter_mut().zip(sizes) {
+                *l = size.max(*l);
+            }
+        }
+        largest.iter().sum::<usize>() as u64
+    }
 }
 
 impl Scratch {
@@ -78,14 +102,14 @@ impl Scratch {
     pub fn make_room(&mut self, view: HeadView<'_>, n: usize) {
         let d = view.geometry.head_dim;
         let dim = |side| view.formats.format(view.head, side, Class::Coded).dim;
-        let n_coded = if absorbs(view.stages) { n } else { 0 };
+        let n_coded = if view.stages.absorbs_keys() { n } else { 0 };
         room(&mut self.q_exact, n * d);
         room(&mut self.q_coded, n_coded * dim(Side::K));
         room(&mut self.rows, RANGE * dim(Side::K).max(d));
         room(&mut self.m, n);
         room(&mut self.l, n);
         room(&mut self.weights, (2 * n).max(3 * RANGE));
-        for (space, dim) in self.spaces.iter_mut().zip([dim(Side::V), d]) {
+        for (space, dim) in self.spaces.iter_mut().zip([view.value_dim(), d]) {
             room(&mut space.sum, n * dim);
             room(&mut space.partial, n * dim);
         }
@@ -97,7 +121,7 @@ impl Scratch {
             buffer.capacity() * size_of::<T>()
         }
         let queries = [&self.q_exact, &self.q_coded, &self.m, &self.l];
-        let others = [&self.rows, &self.weights];
+        let others = [&self.rows, &self.weights, &self.inputs];
         let mut sizes: Vec<usize> = queries.into_iter().chain(others).map(of).collect();
         sizes.extend(
             self.spaces

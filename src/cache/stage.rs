@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use super::params::{Domain, ParamDef, Params, Value};
+use super::project::aqua::Prediction;
 use super::{Geometry, Needs};
 
 /// The five kinds of stages, in the order in which data meets them.
@@ -215,6 +216,8 @@ pub enum Stage {
     Retain(Arc<dyn Retention>),
     /// A linear map.
     Project(Arc<dyn Projection>),
+    /// Predictions from the layer before, to be fitted once the codecs are known; they stand before all maps.
+    Predict(Prediction),
     /// Rows to bytes.
     Encode(Codec),
     /// Bytes to fewer bytes.

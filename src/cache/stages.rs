@@ -2,19 +2,19 @@
 //!
 //! Invariant: everything here is immutable and shared by all sequences of a cache.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use super::chain::{Chain, map_statistics};
+use super::builder::{Builder, wrong_kind};
+use super::chain::Chain;
 use super::encode;
 use super::formats::{Format, Ladder};
+use super::predict::Predictor;
 use super::sequence::SequenceState;
 use super::stage::{
-    BuildContext, Calibration, Codec, HeadContext, HeadRows, KeyForm, Kind, Packer, Params,
-    Placement, Retention, Side, Stage, StageDef, StageError, find,
+    Calibration, Codec, KeyForm, Kind, Packer, Placement, Retention, Side, Stage, StageError,
 };
-use super::strategy::{Budget, ExactFormat, StageSpec, Strategy};
+use super::strategy::{Budget, ExactFormat, Strategy};
 use super::visibility::{Class, Rules};
 use super::{Geometry, Needs};
 
@@ -68,6 +68,8 @@ pub struct Stages {
     pub budget: Option<Budget>,
     /// Per layer.
     pub formats: Vec<LayerFormats>,
+    /// Predictors of rows from the layer before.
+    pub predictor: Option<Predictor>,
     table_bytes: u64,
 }
 
@@ -107,177 +109,6 @@ impl Built {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Builder<'a> {
-    strategy: &'a Strategy,
-    materials: Materials<'a>,
-}
-
-impl Builder<'_> {
-    fn resolved(
-        &self,
-        kind: Kind,
-        spec: &StageSpec,
-    ) -> Result<(&'static StageDef, Params), StageError> {
-        let def = find(kind, &spec.name)?;
-        let params =
-            Params::resolve(def, &spec.params).map_err(|problems| StageError::Parameter {
-                kind,
-                name: spec.name.clone(),
-                problem: problems
-                    .into_iter()
-                    .map(|(_, m)| m)
-                    .collect::<Vec<_>>()
-                    .join("; "),
-            })?;
-        Ok((def, params))
-    }
-
-    fn context(&self, side: Side) -> BuildContext<'_> {
-        BuildContext {
-            geometry: self.materials.geometry,
-            keys: self.strategy.keys,
-            side,
-            calibration: self.materials.calibration,
-            backing_dir: self.materials.backing_dir,
-            head: None,
-        }
-    }
-
-    fn stage(&self, kind: Kind, spec: &StageSpec, side: Side) -> Result<Stage, StageError> {
-        let (def, params) = self.resolved(kind, spec)?;
-        (def.build)(&params, &self.context(side))
-    }
-
-    /// One side's formats, `[layer][kv_head]`, and the bytes of their tables.
-    fn formats(
-        &self,
-        spec: &StageSpec,
-        side: Side,
-        chain: &Chain,
-    ) -> Result<(Vec<Vec<Format>>, u64), StageError> {
-        let (def, params) = self.resolved(Kind::Encode, spec)?;
-        let learns = (def.calibrated)(&params);
-        let mut shared: BTreeMap<usize, Codec> = BTreeMap::new();
-        let mut table_bytes = 0;
-        let mut all = Vec::new();
-        for (layer, geometry) in self.materials.geometry.layers.iter().enumerate() {
-            let dim = chain.output_dim(geometry.head_dim);
-            let samples = match self.materials.calibration {
-                Some(calibration) if learns => samples(calibration, self, (layer, side), chain),
-                _ => Vec::new(),
-            };
-            let mut heads = Vec::new();
-            for kv_head in 0..geometry.n_kv_heads {
-                let codec = match shared.get(&dim) {
-                    Some(codec) if !learns => codec.clone(),
-                    _ => {
-                        let context = BuildContext {
-                            head: Some(HeadContext {
-                                layer,
-                                kv_head,
-                                dim,
-                                samples: &samples,
-                            }),
-                            ..self.context(side)
-                        };
-                        let Stage::Encode(codec) = (def.build)(&params, &context)? else {
-                            return Err(wrong_kind(Kind::Encode, spec));
-                        };
-                        table_bytes += codec.table_bytes();
-                        shared.insert(dim, codec.clone());
-                        codec
-                    }
-                };
-                heads.push(Format { codec, dim });
-            }
-            all.push(heads);
-        }
-        Ok((all, table_bytes))
-    }
-
-    /// Builds maps in order; each sees the geometry and the statistics of what the earlier ones leave.
-    fn chain(&self, specs: &[StageSpec], side: Side) -> Result<Chain, StageError> {
-        let mut chain = Chain::default();
-        let mut geometry = self.materials.geometry.clone();
-        let mut calibration = self.materials.calibration.cloned();
-        for spec in specs {
-            let materials = Materials {
-                geometry: &geometry,
-                calibration: calibration.as_ref(),
-                ..self.materials
-            };
-            let builder = Builder { materials, ..*self };
-            let Stage::Project(map) = builder.stage(Kind::Project, spec, side)? else {
-                return Err(wrong_kind(Kind::Project, spec));
-            };
-            if let Some(statistics) = &mut calibration {
-                map_statistics(map.as_ref(), statistics);
-            }
-            for layer in &mut geometry.layers {
-                layer.head_dim = map.output_dim(layer.head_dim);
-            }
-            chain.maps.push(map);
-        }
-        Ok(chain)
-    }
-}
-
-/// Calibration rows of a layer's side as its codecs see them, `[kv_head][token · dim]`.
-fn samples(
-    calibration: &Calibration,
-    builder: &Builder<'_>,
-    (layer, side): (usize, Side),
-    chain: &Chain,
-) -> Vec<Vec<f32>> {
-    let geometry = &builder.materials.geometry.layers[layer];
-    let heads = calibration.rows.get(layer).map_or(&[][..], |h| h);
-    let head = |(head, rows): (usize, &HeadRows)| {
-        let rows = match side {
-            Side::K => &rows.k,
-            Side::V => &rows.v,
-        };
-        let mut out = Vec::with_capacity(rows.len());
-        for (row, &position) in rows
-            .chunks_exact(geometry.head_dim)
-            .zip(&calibration.positions)
-        {
-            let mut row = row.to_vec();
-            if side == Side::K && builder.strategy.keys == KeyForm::PostRope {
-                geometry.rope.rotate(position, &mut row);
-            }
-            out.extend(chain.forward(layer, head, &row));
-        }
-        out
-    };
-    heads.iter().enumerate().map(head).collect()
-}
-
-fn wrong_kind(kind: Kind, spec: &StageSpec) -> StageError {
-    StageError::Parameter {
-        kind,
-        name: spec.name.clone(),
-        problem: format!("its constructor did not build a {kind} stage"),
-    }
-}
-
-/// Levels of precision share their pages: a page is encoded again as a whole.
-fn same_pages(first: Option<&Format>, lower: &Format, spec: &StageSpec) -> Result<(), StageError> {
-    let pages = |f: &Format| f.codec.page_rows();
-    match first {
-        Some(first) if pages(first) != pages(lower) => Err(StageError::Parameter {
-            kind: Kind::Encode,
-            name: spec.name.clone(),
-            problem: format!(
-                "it codes {} rows together, the formats of more bits in the same budget {}: give them the same `page`",
-                pages(lower),
-                pages(first)
-            ),
-        }),
-        _ => Ok(()),
-    }
-}
-
 impl Stages {
     /// Builds every stage of a strategy.
     pub fn build(strategy: &Strategy, materials: Materials<'_>) -> Result<Self, StageError> {
@@ -285,8 +116,9 @@ impl Stages {
             strategy,
             materials,
         };
-        let project_k = b.chain(&strategy.project_k, Side::K)?;
-        let project_v = b.chain(&strategy.project_v, Side::V)?;
+        let project_k = b.chain(Side::K)?;
+        let project_v = b.chain(Side::V)?;
+        let coded = b.coded([&project_k, &project_v])?;
         let exact = match strategy.exact {
             ExactFormat::F16 => Codec::Rows(Arc::new(encode::f16::F16)),
             ExactFormat::F32 => Codec::Rows(Arc::new(encode::f32::F32)),
@@ -296,33 +128,17 @@ impl Stages {
             codec: codec.clone(),
             dim,
         };
-        let mut formats: Vec<LayerFormats> = materials
+        let formats = materials
             .geometry
             .layers
             .iter()
-            .map(|layer| LayerFormats {
-                coded: vec![[Vec::new(), Vec::new()]; layer.n_kv_heads],
+            .zip(coded.layers)
+            .map(|(layer, coded)| LayerFormats {
+                coded,
                 exact: [format(&exact, layer.head_dim)],
                 frozen: [format(&frozen, layer.head_dim)],
             })
             .collect();
-        let mut table_bytes = 0;
-        for (encode_k, encode_v) in strategy.levels() {
-            for (spec, side, chain) in [
-                (encode_k, Side::K, &project_k),
-                (encode_v, Side::V, &project_v),
-            ] {
-                let (built, bytes) = b.formats(spec, side, chain)?;
-                table_bytes += bytes;
-                for (layer, built) in formats.iter_mut().zip(built) {
-                    for (head, format) in layer.coded.iter_mut().zip(built) {
-                        let ladder = &mut head[side as usize];
-                        same_pages(ladder.first(), &format, spec)?;
-                        ladder.push(format);
-                    }
-                }
-            }
-        }
         let retain = match &strategy.retain {
             Some(spec) => match b.stage(Kind::Retain, spec, Side::K)? {
                 Stage::Retain(r) => Some(r),
@@ -355,7 +171,8 @@ impl Stages {
                 .map(|side| u32::try_from(strategy.tail.side(side)).unwrap_or(u32::MAX)),
             sinks: u32::try_from(strategy.sinks).unwrap_or(u32::MAX),
             formats,
-            table_bytes,
+            predictor: coded.predictor,
+            table_bytes: coded.table_bytes,
             budget: strategy.budget.clone(),
         })
     }
@@ -392,6 +209,17 @@ impl Stages {
         }
     }
 
+    /// Coded keys are scored in their own space: a projection that need not be undone before RoPE, or before a prediction
+    /// is added.
+    pub fn absorbs_keys(&self) -> bool {
+        self.keys == KeyForm::PostRope && !self.project_k.is_identity() && self.predictor.is_none()
+    }
+
+    /// Coded values are summed in their own space and expanded afterwards.
+    pub fn sums_coded_values(&self) -> bool {
+        !self.project_v.is_identity() && self.predictor.is_none()
+    }
+
     /// What the stages ask of the engine, together.
     pub fn needs(&self) -> Needs {
         self.retain
@@ -401,7 +229,8 @@ impl Stages {
 
     /// Bytes of projection weights.
     pub fn projection_bytes(&self) -> u64 {
-        self.project_k.weight_bytes() + self.project_v.weight_bytes()
+        let predictor = self.predictor.as_ref().map_or(0, Predictor::weight_bytes);
+        self.project_k.weight_bytes() + self.project_v.weight_bytes() + predictor
     }
 
     /// Bytes of codebooks.

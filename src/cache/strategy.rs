@@ -176,6 +176,14 @@ impl Budget {
 }
 
 impl Strategy {
+    /// Maps of one side, in order.
+    pub fn maps(&self, side: Side) -> &[StageSpec] {
+        match side {
+            Side::K => &self.project_k,
+            Side::V => &self.project_v,
+        }
+    }
+
     /// Formats of K and V by level of precision, the most bits first.
     pub fn levels(&self) -> impl Iterator<Item = (&StageSpec, &StageSpec)> {
         let lower = self.budget.iter().flat_map(|b| &b.then);

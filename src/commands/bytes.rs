@@ -9,6 +9,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::cache::pipeline::StagedCache;
+use crate::cache::project::aqua;
 use crate::cache::stage::{Calibration, HeadCovariance, HeadRows};
 use crate::cache::stages::Materials;
 use crate::cache::strategy::Strategy;
@@ -33,8 +34,8 @@ pub fn at(
     n_tokens: usize,
 ) -> Result<MemoryReport, CacheError> {
     let mut total = MemoryReport::default();
-    if strategy.budget.is_some() {
-        // The layers share the budget: one alone would have it for itself.
+    if strategy.budget.is_some() || aqua::of(strategy).is_some() {
+        // The layers share a budget, and predict each other: one alone says nothing.
         return fill(strategy, geometry, protocol, n_tokens);
     }
     for (layer, n_layers) in distinct(geometry) {

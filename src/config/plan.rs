@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::problems::{Location, Problem, Problems};
+use crate::cache::project::aqua;
 use crate::cache::stage::{BuildContext, HeadContext, Kind, Side, find};
 use crate::cache::strategy::{StageSpec, Strategy};
 use crate::cache::{Continuation, Geometry, Materials, least_budget};
@@ -352,6 +353,11 @@ impl Plan {
                 let what = format!("{}: {e}", strategy.label);
                 problems.push(self.problem(&key, kind.key(), what, None));
             }
+        }
+        if let Some(why) = aqua::refusal(strategy, model.geometry) {
+            let key = format!("strategy.{index}.project");
+            let what = format!("{}: `aqua` {why}", strategy.label);
+            problems.push(self.problem(&key, "project", what, None));
         }
     }
 

@@ -9,6 +9,7 @@ use super::read::Reader;
 use super::stages::{encodings, projections, stage};
 use super::sweep::{Variant, expand};
 use super::{plan, presets};
+use crate::cache::project::aqua;
 use crate::cache::stage::{KeyForm, Kind, find};
 use crate::cache::strategy::{Budget, ExactFormat, Scope, StageSpec, Strategy, Tail};
 
@@ -146,6 +147,12 @@ fn one(variant: Variant, path: &str, at: At, diagnostics: &mut Diagnostics) -> O
         None => derived_label(&variant.table, &strategy),
     };
     only(sides, &mut strategy);
+    if let Some(why) = aqua::refusal(&strategy, &super::stand_in_geometry()) {
+        let at = table.entry("project").map_or(at, |e| e.node.at);
+        let key = format!("{path}.project");
+        diagnostics.at(at, &key, format!("`aqua` {why}"), None);
+        return None;
+    }
     Some(Resolved {
         preset: preset_of(&variant.table).map(str::to_owned),
         places: places(&table, at, diagnostics),

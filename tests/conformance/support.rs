@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use kvlab::cache::rope::{PairLayout, Rope};
 use kvlab::cache::stage::{
-    BuildContext, Calibration, Codec, HeadContext, HeadCovariance, HeadRows, Kind, Params, Side,
-    Stage, StageDef, Value, find, registry,
+    BuildContext, Calibration, Codec, HeadContext, HeadCovariance, HeadRows, KeyForm, Kind, Params,
+    Side, Stage, StageDef, Value, find, registry,
 };
 use kvlab::cache::strategy::{StageSpec, Strategy, Tail};
 use kvlab::cache::{
@@ -214,6 +214,26 @@ pub fn matrix() -> Vec<Strategy> {
             s.keys = kvlab::cache::stage::KeyForm::PreRope;
             s.label += " pre-RoPE";
             all.push(s);
+        }
+    }
+    all.extend(predicted());
+    all
+}
+
+/// Predictions over lossy codecs: row-wise, and page-wise on both sides or on one.
+pub fn predicted() -> Vec<Strategy> {
+    let mut all = Vec::new();
+    for (k, v) in [("q4_0", "q4_0")] {
+        for keys in [KeyForm::PostRope, KeyForm::PreRope] {
+            for (tail, sinks) in [(0, 0), (0, 3), (20, 3)] {
+                let mut s = Strategy::bare("f16");
+                (s.encode_k, s.encode_v) = (StageSpec::plain(k), StageSpec::plain(v));
+                s.project_k = vec![StageSpec::plain("aqua")];
+                s.project_v = vec![StageSpec::plain("aqua"), StageSpec::plain("hadamard")];
+                (s.keys, s.tail, s.sinks) = (keys, Tail::both(tail), sinks);
+                s.label = format!("aqua {k}/{v} tail {tail} sinks {sinks} {keys:?}");
+                all.push(s);
+            }
         }
     }
     all

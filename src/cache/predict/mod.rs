@@ -1,0 +1,102 @@
+//! Predictors of a layer's rows from those of the layer before: their weights, their fit, and the reconstruction that a
+//! step carries from layer to layer. The stage that asks for them is [`super::project::aqua`].
+//!
+//! Invariants: a row's prediction is one chain of fused multiply-adds per channel, so it depends on the row alone; rows
+//! are predicted from what is stored of the layer before, in encoding and in reading alike, to the same bits.
+
+mod carry;
+mod fit;
+mod moments;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+pub use carry::{Carries, Carry, Walk};
+pub use fit::Fit;
+
+use super::stage::Side;
+use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
+
+/// x·W + b for rows of all KV heads together.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Affine {
+    /// `[input][kv_head · head_dim]`; empty for a layer that has nothing before it.
+    pub weights: Vec<f16>,
+    /// `[kv_head · head_dim]`.
+    pub bias: Vec<f32>,
+}
+
+impl Affine {
+    /// The weights as numbers to multiply by.
+    pub fn widen(&self, weights: &mut Vec<f32>) {
+        super::scratch::room(weights, self.weights.len());
+        weights.resize(self.weights.len(), 0.0);
+        self.weights.convert_to_f32_slice(weights);
+    }
+
+    /// Predicts rows. `weights`: as [`Affine::widen`] gave them; `inputs`: `[row][input]`; `out`: `[row][channel]`.
+    pub fn apply(&self, weights: &[f32], inputs: &[f32], out: &mut [f32]) {
+        let width = self.bias.len();
+        let depth = weights.len() / width;
+        gemm(
+            Dims {
+                m: out.len() / width,
+                n: width,
+                k: depth,
+            },
+            Mat {
+                data: inputs,
+                stride: depth,
+            },
+            Mat {
+                data: weights,
+                stride: width,
+            },
+            MatMut {
+                data: out,
+                stride: width,
+            },
+        );
+        for row in out.chunks_exact_mut(width) {
+            for (x, b) in row.iter_mut().zip(&self.bias) {
+                *x += b;
+            }
+        }
+    }
+}
+
+/// All layers' predictors.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Predictor {
+    /// By layer and [`Side`]: K from `[K of the layer before]`, V from `[V of the layer before, K of the layer]`.
+    pub layers: Vec<[Affine; 2]>,
+}
+
+impl Predictor {
+    /// Bytes of the weights.
+    pub fn weight_bytes(&self) -> u64 {
+        let all = self.layers.iter().flatten();
+        all.map(|a| (size_of_val(&a.weights[..]) + size_of_val(&a.bias[..])) as u64)
+            .sum()
+    }
+
+    /// The predictor of one side of a layer.
+    pub fn affine(&self, layer: usize, side: Side) -> &Affine {
+        &self.layers[layer][side as usize]
+    }
+}
+
+/// What a side is predicted from, row by row: `[row][input]`. `before`: the side's rows of the layer before; `keys`: K of
+/// the layer itself; both `[row][width]`.
+fn gather(side: Side, before: &[f32], keys: &[f32], width: usize, inputs: &mut Vec<f32>) {
+    inputs.clear();
+    match side {
+        Side::K => inputs.extend_from_slice(before),
+        Side::V => {
+            for (v, k) in before.chunks_exact(width).zip(keys.chunks_exact(width)) {
+                inputs.extend_from_slice(v);
+                inputs.extend_from_slice(k);
+            }
+        }
+    }
+}
