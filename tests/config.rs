@@ -367,6 +367,34 @@ fn a_strategy_may_be_for_one_side() {
 }
 
 #[test]
+fn predictions_that_cannot_be_are_refused_where_they_stand() {
+    let told = |strategy: &str| {
+        refused(&format!(
+            "[calibration]\nset = \"calibration-mixed\"\n[[strategy]]\n{strategy}\n"
+        ))
+    };
+    has(
+        &told("project = [\"hadamard\", \"aqua\"]"),
+        &["strategy.0.project", "`aqua` must come first on both sides"],
+    );
+    has(
+        &told("project = { k = \"aqua\" }"),
+        &["`aqua` must come first on both sides"],
+    );
+    has(
+        &told("project = \"aqua\"\nretain = { method = \"window\", recent = 64 }"),
+        &["`window` would take that away: leave one of the two out"],
+    );
+    has(
+        &told("project = \"aqua\"\ntail = { k = 0, v = 32 }"),
+        &["`tail` is 0 for K and 32 for V: give both the same"],
+    );
+    let sound = "[calibration]\nset = \"calibration-mixed\"\n[[strategy]]\n\
+                 project = { k = \"aqua\", v = [\"aqua\", \"hadamard\"] }\nencode = \"q4_0\"\n";
+    assert_eq!(labels(&plan(sound)), ["aqua/aqua+hadamard+q4_0"]);
+}
+
+#[test]
 fn a_file_extends_another_and_paths_follow_their_file() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {

@@ -98,7 +98,7 @@ impl Builder<'_> {
     }
 
     /// Starts a fit, if the strategy predicts.
-    fn fit(&self) -> Result<Option<Fit>, StageError> {
+    fn fit(&self, known: Option<Predictor>) -> Result<Option<Fit>, StageError> {
         let Some(spec) = aqua::of(self.strategy) else {
             return Ok(None);
         };
@@ -115,22 +115,29 @@ impl Builder<'_> {
         };
         let width = geometry.layers.first();
         let width = width.map_or(0, |l| l.n_kv_heads * l.head_dim);
-        Ok(Some(Fit::new(prediction, width, None)))
+        let known = known.filter(|k| k.suits(geometry.layers.len(), width));
+        Ok(Some(Fit::new(prediction, width, known)))
     }
 
-    /// Builds all codecs, and fits predictors on what they give back.
-    pub fn coded(&self, chains: [&Chain; 2]) -> Result<Coded, StageError> {
+    /// Builds all codecs, and fits predictors on what they give back, unless they are known.
+    pub fn coded(
+        &self,
+        chains: [&Chain; 2],
+        known: Option<Predictor>,
+    ) -> Result<Coded, StageError> {
         let mut coders = [self.coders(Side::K)?, self.coders(Side::V)?];
-        let mut fit = self.fit()?;
+        let mut fit = self.fit(known)?;
+        // Known predictors say nothing new to codecs that learn nothing.
+        let learns = coders.iter().flatten().any(|c| c.learns)
+            || fit.as_ref().is_some_and(|f| !f.is_known());
         let mut layers = Vec::new();
         for (layer, geometry) in self.materials.geometry.layers.iter().enumerate() {
             let mut heads = vec![[Vec::new(), Vec::new()]; geometry.n_kv_heads];
             for (side, coders) in Side::BOTH.into_iter().zip(&mut coders) {
                 let chain = chains[side as usize];
-                let learns = coders.iter().any(|c| c.learns);
-                let rows = match (&mut fit, learns) {
-                    (None, false) => CodecRows::default(),
-                    (fit, _) => self.rows((layer, side), chain, fit.as_mut())?,
+                let rows = match learns {
+                    true => self.rows((layer, side), chain, fit.as_mut())?,
+                    false => CodecRows::default(),
                 };
                 let dim = chain.output_dim(geometry.head_dim);
                 for coder in coders.iter_mut() {
@@ -141,7 +148,7 @@ impl Builder<'_> {
                         ladder.push(format);
                     }
                 }
-                if let Some(fit) = &mut fit {
+                if let (Some(fit), true) = (&mut fit, learns) {
                     let formats = heads.iter().map(|head| &head[side as usize][0]).collect();
                     fit.restore(
                         side,

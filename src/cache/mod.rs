@@ -41,6 +41,7 @@ mod visibility;
 
 pub use budget::least_budget;
 pub use pipeline::StagedCache;
+pub use predict::Shelf;
 pub use stages::{Built, Materials};
 pub use types::{
     Admission, Batch, Continuation, Geometry, LayerGeometry, MemoryReport, Rows, SeqId, Span,

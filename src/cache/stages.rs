@@ -9,7 +9,8 @@ use super::builder::{Builder, wrong_kind};
 use super::chain::Chain;
 use super::encode;
 use super::formats::{Format, Ladder};
-use super::predict::Predictor;
+use super::predict::{Predictor, Shelf};
+use super::project::aqua;
 use super::sequence::SequenceState;
 use super::stage::{
     Calibration, Codec, KeyForm, Kind, Packer, Placement, Retention, Side, Stage, StageError,
@@ -87,9 +88,20 @@ pub struct Materials<'a> {
 /// Strategies that were built, each once: what a stage learned is learned for a whole run. One of these belongs to one
 /// set of [`Materials`].
 #[derive(Default)]
-pub struct Built(Mutex<Vec<(Strategy, Arc<Stages>)>>);
+pub struct Built {
+    stages: Mutex<Vec<(Strategy, Arc<Stages>)>>,
+    shelf: Option<Shelf>,
+}
 
 impl Built {
+    /// Nothing built yet; fitted predictors are kept on a shelf between runs.
+    pub fn with_shelf(shelf: Shelf) -> Self {
+        Self {
+            shelf: Some(shelf),
+            ..Self::default()
+        }
+    }
+
     /// The strategy's stages, built now unless they were before.
     ///
     /// # Errors
@@ -99,11 +111,18 @@ impl Built {
         strategy: &Strategy,
         materials: Materials<'_>,
     ) -> Result<Arc<Stages>, StageError> {
-        let mut built = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let mut built = self.stages.lock().unwrap_or_else(|e| e.into_inner());
         if let Some((_, stages)) = built.iter().find(|(s, _)| s == strategy) {
             return Ok(Arc::clone(stages));
         }
-        let stages = Arc::new(Stages::build(strategy, materials)?);
+        let shelf = self.shelf.as_ref().filter(|_| aqua::of(strategy).is_some());
+        let known = shelf.map(|s| s.load(strategy)).transpose()?.flatten();
+        let is_new = known.is_none();
+        let stages = Stages::build_with(strategy, materials, known)?;
+        if let (true, Some(shelf), Some(predictor)) = (is_new, shelf, &stages.predictor) {
+            shelf.store(strategy, predictor);
+        }
+        let stages = Arc::new(stages);
         built.push((strategy.clone(), Arc::clone(&stages)));
         Ok(stages)
     }
@@ -112,13 +131,22 @@ impl Built {
 impl Stages {
     /// Builds every stage of a strategy.
     pub fn build(strategy: &Strategy, materials: Materials<'_>) -> Result<Self, StageError> {
+        Self::build_with(strategy, materials, None)
+    }
+
+    /// The same with predictors that were fitted before.
+    fn build_with(
+        strategy: &Strategy,
+        materials: Materials<'_>,
+        known: Option<Predictor>,
+    ) -> Result<Self, StageError> {
         let b = Builder {
             strategy,
             materials,
         };
         let project_k = b.chain(Side::K)?;
         let project_v = b.chain(Side::V)?;
-        let coded = b.coded([&project_k, &project_v])?;
+        let coded = b.coded([&project_k, &project_v], known)?;
         let exact = match strategy.exact {
             ExactFormat::F16 => Codec::Rows(Arc::new(encode::f16::F16)),
             ExactFormat::F32 => Codec::Rows(Arc::new(encode::f32::F32)),

@@ -13,10 +13,10 @@ use crate::bundle::header::{
 };
 use crate::cache::stage::Calibration;
 use crate::cache::strategy::Strategy;
-use crate::cache::{Admission, Built, Geometry, KvCache, Materials, SeqId, StagedCache};
+use crate::cache::{Admission, Built, Geometry, KvCache, Materials, SeqId, Shelf, StagedCache};
 use crate::cli::RunArgs;
 use crate::compute::cpu::Cpu;
-use crate::config::{Bos, Cell, ModelLimits, Plan, Protocol, is_calibrated};
+use crate::config::{Bos, Cell, ModelLimits, NUMBERS, Plan, Protocol, is_calibrated};
 use crate::data::{Lookup, Text};
 use crate::engine::{Calibrator, Recording, prefill};
 use crate::model::geometry::geometry;
@@ -86,11 +86,8 @@ impl Session {
             .iter()
             .map(|d| d.load(&places))
             .collect::<Result<Vec<_>, _>>()?;
-        let path = resolve(
-            &plan.model,
-            &ModelDir::locate(args.places.models_dir.as_deref())?,
-            progress,
-        )?;
+        let models_dir = ModelDir::locate(args.places.models_dir.as_deref())?;
+        let path = resolve(&plan.model, &models_dir, progress)?;
         let loaded = model::load(&path)?;
         let longest = plan
             .protocols
@@ -134,7 +131,28 @@ impl Session {
             model_sha256: loaded.sha256,
         };
         session.calibration = session.calibrate(&places, progress)?;
+        session.built = session.shelved(models_dir.learned());
         Ok(session)
+    }
+
+    /// Predictors that were fitted to the same model on the same text need no fit.
+    fn shelved(&self, dir: PathBuf) -> Built {
+        let Some(text) = &self.plan.calibration else {
+            return Built::default();
+        };
+        let separator = text.data.separator.clone().unwrap_or_default();
+        let origin = [
+            ("model", self.model_sha256.clone()),
+            ("calibration_text", text.data.sha256.clone()),
+            ("calibration_separator", separator),
+            ("calibration_tokens", text.tokens.to_string()),
+            ("numbers", NUMBERS.to_string()),
+            ("engine", env!("CARGO_PKG_VERSION").to_owned()),
+        ];
+        Built::with_shelf(Shelf {
+            dir,
+            origin: origin.map(|(k, v)| (k.to_owned(), v)).into(),
+        })
     }
 
     fn calibrate(

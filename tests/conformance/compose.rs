@@ -24,7 +24,7 @@ fn compositions() -> Vec<Strategy> {
             add(&mut s, *kind_a, a.clone());
             add(&mut s, *kind_b, b.clone());
             // Predictions need every row of the layer before.
-            if a.name != "window" && a.name != "knorm" || b.name != "aqua" {
+            if !(*kind_a == Kind::Retain && b.name == "aqua") {
                 all.push(s);
             }
         }

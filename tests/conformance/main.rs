@@ -7,4 +7,5 @@ mod compose;
 mod invariance;
 mod memory;
 mod oracle;
+mod predict;
 mod support;

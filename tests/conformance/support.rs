@@ -220,14 +220,20 @@ pub fn matrix() -> Vec<Strategy> {
     all
 }
 
-/// Predictions over lossy codecs: row-wise, and page-wise on both sides or on one.
+/// Predictions over lossy codecs: row-wise, page-wise on both sides, and on one alone.
 pub fn predicted() -> Vec<Strategy> {
+    const BY_CHANNEL: &str = r#"{ method = "int4", axis = "channel", group = 32 }"#;
+    const LARGER: &str = r#"{ method = "int3", axis = "channel" }"#;
     let mut all = Vec::new();
-    for (k, v) in [("q4_0", "q4_0")] {
+    for (k, v) in [
+        (r#""q4_0""#, r#""q4_0""#),
+        (LARGER, BY_CHANNEL),
+        (BY_CHANNEL, r#""int4""#),
+    ] {
         for keys in [KeyForm::PostRope, KeyForm::PreRope] {
-            for (tail, sinks) in [(0, 0), (0, 3), (20, 3)] {
+            for (tail, sinks) in [(0, 0), (20, 3)] {
                 let mut s = Strategy::bare("f16");
-                (s.encode_k, s.encode_v) = (StageSpec::plain(k), StageSpec::plain(v));
+                (s.encode_k, s.encode_v) = (parse_example(k), parse_example(v));
                 s.project_k = vec![StageSpec::plain("aqua")];
                 s.project_v = vec![StageSpec::plain("aqua"), StageSpec::plain("hadamard")];
                 (s.keys, s.tail, s.sinks) = (keys, Tail::both(tail), sinks);

@@ -37,6 +37,11 @@ impl Fit {
         }
     }
 
+    /// Whether there is nothing to fit.
+    pub fn is_known(&self) -> bool {
+        self.known.is_some()
+    }
+
     /// Fits one side of the next layer to its rows, `[row][kv_head · head_dim]`, and leaves of them what the prediction
     /// misses.
     ///
@@ -79,9 +84,9 @@ impl Fit {
 
     /// The predictors of all layers.
     pub fn finish(self) -> Predictor {
-        Predictor {
+        self.known.unwrap_or(Predictor {
             layers: self.layers,
-        }
+        })
     }
 }
 

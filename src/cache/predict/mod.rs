@@ -7,12 +7,14 @@
 mod carry;
 mod fit;
 mod moments;
+mod shelf;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 pub use carry::{Carries, Carry, Walk};
 pub use fit::Fit;
+pub use shelf::Shelf;
 
 use super::stage::Side;
 use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
@@ -78,6 +80,21 @@ impl Predictor {
         let all = self.layers.iter().flatten();
         all.map(|a| (size_of_val(&a.weights[..]) + size_of_val(&a.bias[..])) as u64)
             .sum()
+    }
+
+    /// Whether the shapes are those for so many layers and channels of all KV heads together.
+    pub fn suits(&self, n_layers: usize, width: usize) -> bool {
+        let sound = |(layer, sides): (usize, &[Affine; 2])| {
+            Side::BOTH.iter().zip(sides).all(|(&side, affine)| {
+                let n_inputs = if layer == 0 {
+                    0
+                } else {
+                    (1 + side as usize) * width
+                };
+                affine.bias.len() == width && affine.weights.len() == n_inputs * width
+            })
+        };
+        self.layers.len() == n_layers && self.layers.iter().enumerate().all(sound)
     }
 
     /// The predictor of one side of a layer.

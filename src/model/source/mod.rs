@@ -85,6 +85,11 @@ impl ModelDir {
         ))
     }
 
+    /// Where what was learned of models is kept.
+    pub fn learned(&self) -> PathBuf {
+        self.0.join("learned")
+    }
+
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.0
