@@ -153,8 +153,8 @@ fn weights_and_working_memory_are_charged() {
         cache.memory()
     };
     let (m, plain) = (memory(&aqua("q4_0")), memory(&Strategy::bare("q4_0")));
-    // f16 matrices of layer 1, f32 biases of both layers and sides.
-    let weights = 2 * (WIDTH * WIDTH + 2 * WIDTH * WIDTH) + 4 * 4 * WIDTH;
+    // Matrices of layer 1 in blocks of 34 bytes for 32 weights, f32 biases of both layers and sides.
+    let weights = 3 * WIDTH * WIDTH / 32 * 34 + 4 * 4 * WIDTH;
     assert_eq!(m.projection_bytes, weights as u64);
     assert_eq!(
         (m.payload_bytes, m.scale_bytes),

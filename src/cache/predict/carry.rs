@@ -74,7 +74,7 @@ impl Carry {
         };
         let affine = predictor.affine(self.n_layers[side as usize], side);
         let width = affine.bias.len();
-        affine.widen(&mut self.weights);
+        affine.widen(predictor.format, &mut self.weights);
         let weights = &self.weights;
         let [keys, values] = &mut self.rows;
         let (rows, keys) = match side {

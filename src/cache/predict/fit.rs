@@ -3,9 +3,6 @@
 //! Invariant: the inputs of a layer's fit are the rows of the layer before as a cache would hold them: predicted by the
 //! rounded weights, plus what the layer's own codecs give back of the residual.
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
-
 use super::moments::least_squares;
 use super::{Affine, Predictor, gather};
 use crate::cache::project::aqua::{DEF, Prediction};
@@ -14,7 +11,7 @@ use crate::cache::stage::{Kind, Side, StageError};
 /// A fit on its way through the layers: [`Fit::residuals`] and [`Fit::restore`] in turns, K before V.
 #[derive(Debug)]
 pub struct Fit {
-    ridge: f64,
+    prediction: Prediction,
     width: usize,
     /// Weights that are known already.
     known: Option<Predictor>,
@@ -28,7 +25,7 @@ impl Fit {
     /// Nothing fitted yet; `known` weights are taken as they are. `width`: channels of all KV heads together.
     pub fn new(prediction: Prediction, width: usize, known: Option<Predictor>) -> Self {
         Self {
-            ridge: prediction.ridge,
+            prediction,
             width,
             known,
             layers: Vec::new(),
@@ -60,10 +57,10 @@ impl Fit {
         }
         let affine = match &self.known {
             Some(known) => known.affine(layer, side).clone(),
-            None => fit(&inputs, (rows, width), self.ridge).ok_or_else(|| refused(layer))?,
+            None => fit(&inputs, (rows, width), self.prediction).ok_or_else(|| refused(layer))?,
         };
         let mut weights = Vec::new();
-        affine.widen(&mut weights);
+        affine.widen(self.prediction.weights, &mut weights);
         self.predicted.resize(rows.len(), 0.0);
         affine.apply(&weights, &inputs, &mut self.predicted);
         for (x, p) in rows.iter_mut().zip(&self.predicted) {
@@ -85,21 +82,33 @@ impl Fit {
     /// The predictors of all layers.
     pub fn finish(self) -> Predictor {
         self.known.unwrap_or(Predictor {
+            format: self.prediction.weights,
             layers: self.layers,
         })
     }
 }
 
-fn fit(inputs: &[f32], (rows, width): (&[f32], usize), ridge: f64) -> Option<Affine> {
+fn fit(inputs: &[f32], (rows, width): (&[f32], usize), prediction: Prediction) -> Option<Affine> {
     let n_rows = rows.len() / width;
     let n_inputs = inputs.len().checked_div(n_rows)?;
-    let (weights, bias) = least_squares((inputs, n_inputs), (rows, width), ridge)?;
-    let mut halves = vec![f16::ZERO; weights.len()];
-    halves.convert_from_f64_slice(&weights);
-    Some(Affine {
-        weights: halves,
-        bias: bias.iter().map(|&b| b as f32).collect(),
-    })
+    let line = least_squares((inputs, n_inputs), (rows, width), prediction.ridge)?;
+    let codec = prediction.weights.codec();
+    let weights: Vec<f32> = line.weights.iter().map(|&w| w as f32).collect();
+    let n = codec.row_bytes(width);
+    let mut affine = Affine {
+        weights: vec![0; n_inputs * n],
+        bias: vec![0.0; width],
+    };
+    for (row, out) in weights
+        .chunks_exact(width)
+        .zip(affine.weights.chunks_exact_mut(n))
+    {
+        codec.encode(row, out);
+    }
+    let mut stored = Vec::new();
+    affine.widen(prediction.weights, &mut stored);
+    affine.bias = line.bias(&stored);
+    Some(affine)
 }
 
 fn refused(layer: usize) -> StageError {

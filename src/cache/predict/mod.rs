@@ -9,31 +9,31 @@ mod fit;
 mod moments;
 mod shelf;
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
-
 pub use carry::{Carries, Carry, Walk};
 pub use fit::Fit;
 pub use shelf::Shelf;
 
+use super::project::aqua::WeightFormat;
 use super::stage::Side;
 use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
 
 /// x·W + b for rows of all KV heads together.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Affine {
-    /// `[input][kv_head · head_dim]`; empty for a layer that has nothing before it.
-    pub weights: Vec<f16>,
+    /// `[input][kv_head · head_dim]`, each input's row encoded; empty for a layer that has nothing before it.
+    pub weights: Vec<u8>,
     /// `[kv_head · head_dim]`.
     pub bias: Vec<f32>,
 }
 
 impl Affine {
     /// The weights as numbers to multiply by.
-    pub fn widen(&self, weights: &mut Vec<f32>) {
-        super::scratch::room(weights, self.weights.len());
-        weights.resize(self.weights.len(), 0.0);
-        self.weights.convert_to_f32_slice(weights);
+    pub fn widen(&self, format: WeightFormat, weights: &mut Vec<f32>) {
+        let (codec, width) = (format.codec(), self.bias.len());
+        let n = self.weights.len() / codec.row_bytes(width) * width;
+        super::scratch::room(weights, n);
+        weights.resize(n, 0.0);
+        codec.decode_rows(&self.weights, width, weights);
     }
 
     /// Predicts rows. `weights`: as [`Affine::widen`] gave them; `inputs`: `[row][input]`; `out`: `[row][channel]`.
@@ -70,6 +70,8 @@ impl Affine {
 /// All layers' predictors.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Predictor {
+    /// How the weights are stored.
+    pub format: WeightFormat,
     /// By layer and [`Side`]: K from `[K of the layer before]`, V from `[V of the layer before, K of the layer]`.
     pub layers: Vec<[Affine; 2]>,
 }
@@ -91,7 +93,8 @@ impl Predictor {
                 } else {
                     (1 + side as usize) * width
                 };
-                affine.bias.len() == width && affine.weights.len() == n_inputs * width
+                let n_bytes = n_inputs * self.format.codec().row_bytes(width);
+                affine.bias.len() == width && affine.weights.len() == n_bytes
             })
         };
         self.layers.len() == n_layers && self.layers.iter().enumerate().all(sound)

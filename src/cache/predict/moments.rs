@@ -14,17 +14,46 @@ const COLUMNS: usize = 16;
 
 type Block = [[f64; COLUMNS]; ROWS];
 
-/// `[input][output]` weights and `[output]` bias that minimise Σ |y − x·W − b|² + Σ λᵢ·Wᵢ², where λᵢ is `ridge` times the
-/// squared deviations of input i. `x`: `[row][n_inputs]`, `y`: `[row][n_outputs]`. `None` if the numbers are not finite.
+/// What least squares gives.
+pub struct Line {
+    /// `[input][output]`.
+    pub weights: Vec<f64>,
+    /// Means of the inputs.
+    mean_x: Vec<f64>,
+    /// Means of the outputs.
+    mean_y: Vec<f64>,
+}
+
+impl Line {
+    /// The bias that centres what is left, for weights as they are stored: rounding them moves the predictions' mean.
+    pub fn bias(&self, weights: &[f32]) -> Vec<f32> {
+        let n = self.mean_y.len();
+        let outputs = self.mean_y.iter().enumerate();
+        let bias = outputs.map(|(j, y)| {
+            let inputs = self.mean_x.iter().enumerate();
+            let predicted: f64 = inputs.map(|(i, x)| x * f64::from(weights[i * n + j])).sum();
+            (y - predicted) as f32
+        });
+        bias.collect()
+    }
+}
+
+/// The weights that minimise Σ |y − x·W − b|² + Σ λᵢ·Wᵢ², where b is free and λᵢ is `ridge` times the squared deviations of
+/// input i. `x`: `[row][n_inputs]`, `y`: `[row][n_outputs]`. `None` if the numbers are not finite.
 pub fn least_squares(
     (x, n_inputs): (&[f32], usize),
     (y, n_outputs): (&[f32], usize),
     ridge: f64,
-) -> Option<(Vec<f64>, Vec<f64>)> {
+) -> Option<Line> {
     let n_rows = (y.len() / n_outputs) as f64;
     let (mean_x, mean_y) = (means(x, n_inputs), means(y, n_outputs));
+    let sound = mean_x.iter().chain(&mean_y).all(|x| x.is_finite());
     if n_inputs == 0 {
-        return Some((Vec::new(), mean_y));
+        return sound.then_some(Line {
+            weights: Vec::new(),
+            mean_x,
+            mean_y,
+        });
     }
     let centred = |sums: Vec<f64>, mean_b: &[f64]| {
         let n = mean_b.len();
@@ -44,13 +73,12 @@ pub fn least_squares(
     }
     let cross = centred(products((x, n_inputs), (y, n_outputs)), &mean_y);
     let solved = Cholesky::new(gram)?.solve(&cross);
-    let bias = (0..n_outputs).map(|j| {
-        let predicted: f64 = (0..n_inputs).map(|i| mean_x[i] * solved[(i, j)]).sum();
-        mean_y[j] - predicted
-    });
-    let bias: Vec<f64> = bias.collect();
-    let sound = solved.iter().chain(&bias).all(|x| x.is_finite());
-    sound.then(|| (solved.transpose().as_slice().to_vec(), bias))
+    let sound = sound && solved.iter().all(|x| x.is_finite());
+    sound.then(|| Line {
+        weights: solved.transpose().as_slice().to_vec(),
+        mean_x,
+        mean_y,
+    })
 }
 
 fn means(x: &[f32], n: usize) -> Vec<f64> {
@@ -153,9 +181,12 @@ mod tests {
         let y = [2.0, 3.0, 5.0, 8.0];
         // Deviations −1.5 −0.5 0.5 1.5 and −2.5 −1.5 0.5 3.5: products add up to 10, squares of x to 5.
         for (ridge, slope) in [(0.0, 2.0), (0.25, 1.6)] {
-            let (w, b) = least_squares((&x, 1), (&y, 1), ridge).unwrap();
-            assert!((w[0] - slope).abs() < 1e-12, "{w:?}");
-            assert!((b[0] - (4.5 - 2.5 * slope)).abs() < 1e-12, "{b:?}");
+            let line = least_squares((&x, 1), (&y, 1), ridge).unwrap();
+            assert!((line.weights[0] - slope).abs() < 1e-12);
+            // Weights that are stored otherwise still go through the middle.
+            for stored in [slope as f32, 1.5] {
+                assert_eq!(line.bias(&[stored]), [4.5 - 2.5 * stored]);
+            }
         }
     }
 
@@ -176,7 +207,9 @@ mod tests {
                 sum + j as f32
             })
             .collect();
-        let (w, b) = least_squares((&x, n_in), (&y, n_out), 1e-12).unwrap();
+        let line = least_squares((&x, n_in), (&y, n_out), 1e-12).unwrap();
+        let w = &line.weights;
+        let b = line.bias(&w.iter().map(|&w| w as f32).collect::<Vec<_>>());
         for i in (0..n_in).filter(|&i| i != 4) {
             for j in 0..n_out {
                 let off = w[i * n_out + j] - f64::from(map[i * n_out + j]);
@@ -185,15 +218,15 @@ mod tests {
         }
         let constant: f64 = 0.5 * f64::from(map[4 * n_out]);
         assert!(w[4 * n_out..5 * n_out].iter().all(|&w| w.abs() < 1e-9));
-        assert!((b[0] - constant).abs() < 1e-5);
+        assert!((f64::from(b[0]) - constant).abs() < 1e-4);
 
         let noisy: Vec<f32> = y
             .iter()
             .zip(random(y.len(), 5))
             .map(|(y, e)| y + e)
             .collect();
-        let (w, b) = least_squares((&x, n_in), (&noisy, n_out), ridge).unwrap();
-        let mx = means(&x, n_in);
+        let line = least_squares((&x, n_in), (&noisy, n_out), ridge).unwrap();
+        let (w, mx, my) = (&line.weights, means(&x, n_in), means(&noisy, n_out));
         let at = |m: &[f32], mean: &[f64], r: usize, i: usize| {
             f64::from(m[r * mean.len() + i]) - mean[i]
         };
@@ -202,13 +235,10 @@ mod tests {
             for j in 0..n_out {
                 let gradient: f64 = (0..n_rows)
                     .map(|r| {
-                        let row = r * n_in..(r + 1) * n_in;
-                        let predicted: f64 = x[row]
-                            .iter()
-                            .enumerate()
-                            .map(|(i, &x)| f64::from(x) * w[i * n_out + j])
-                            .sum();
-                        let left = f64::from(noisy[r * n_out + j]) - predicted - b[j];
+                        let inputs = 0..n_in;
+                        let predicted: f64 =
+                            inputs.map(|i| at(&x, &mx, r, i) * w[i * n_out + j]).sum();
+                        let left = at(&noisy, &my, r, j) - predicted;
                         at(&x, &mx, r, i) * left
                     })
                     .sum();

@@ -3,18 +3,17 @@
 //! Invariant: a file is used only if everything that the fit depends on is what the file says: the model's bytes, the
 //! calibration text and its length, the stages, the version of the program. Its name is the hash of all that.
 //!
-//! The file is safetensors: `layer.L.k.weight` and `layer.L.v.weight`, f16 `[input][channel]`, and `….bias`, f32.
+//! The file is safetensors: `layer.L.k.weight` and `layer.L.v.weight`, a row of bytes for each input, and `….bias`, f32.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use half::f16;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use sha2::{Digest, Sha256};
 
 use super::{Affine, Predictor};
-use crate::cache::project::aqua::DEF;
+use crate::cache::project::aqua::{DEF, WeightFormat};
 use crate::cache::stage::{Kind, Side, StageError};
 use crate::cache::strategy::Strategy;
 
@@ -110,13 +109,12 @@ fn tensors(predictor: &Predictor) -> Vec<(String, Dtype, Vec<usize>, Vec<u8>)> {
     for (layer, sides) in predictor.layers.iter().enumerate() {
         for (side, affine) in Side::BOTH.into_iter().zip(sides) {
             let width = affine.bias.len();
-            let shape = vec![affine.weights.len() / width.max(1), width];
-            let weights = affine.weights.iter().flat_map(|w| w.to_le_bytes());
+            let row = predictor.format.codec().row_bytes(width);
             all.push((
                 name(layer, side, "weight"),
-                Dtype::F16,
-                shape,
-                weights.collect(),
+                Dtype::U8,
+                vec![affine.weights.len() / row, row],
+                affine.weights.clone(),
             ));
             let bias = affine.bias.iter().flat_map(|b| b.to_le_bytes());
             all.push((
@@ -147,6 +145,7 @@ fn write(
 ) -> std::io::Result<()> {
     let mut metadata: Vec<(String, String)> = metadata.into_iter().collect();
     metadata.push(("sha256".to_owned(), digest(predictor)));
+    metadata.push(("weights".to_owned(), predictor.format.name().to_owned()));
     metadata.push(("n_layers".to_owned(), predictor.layers.len().to_string()));
     let tensors = tensors(predictor);
     let views = tensors
@@ -184,18 +183,18 @@ fn read(bytes: &[u8], wanted: &BTreeMap<String, String>) -> Result<Predictor, St
             .map_err(|_| format!("it has no `{name}`"))?;
         Ok(tensor.data().to_vec())
     };
-    let mut predictor = Predictor::default();
+    let format = found
+        .get("weights")
+        .and_then(|name| WeightFormat::named(name));
+    let mut predictor = Predictor {
+        format: format.ok_or("it does not say how its weights are stored")?,
+        layers: Vec::new(),
+    };
     for layer in 0..n_layers.ok_or("it does not say how many layers it has")? {
         let affine = |side| -> Result<Affine, String> {
-            let weights = tensor(layer, side, "weight")?;
             let bias = tensor(layer, side, "bias")?;
             Ok(Affine {
-                weights: weights
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .map(|b| f16::from_le_bytes(*b))
-                    .collect(),
+                weights: tensor(layer, side, "weight")?,
                 bias: bias
                     .as_chunks()
                     .0
@@ -227,12 +226,11 @@ mod tests {
 
     fn predictor() -> Predictor {
         let affine = |n_inputs: usize, first: f32| Affine {
-            weights: (0..n_inputs * 2)
-                .map(|i| f16::from_f32(first + i as f32 / 8.0))
-                .collect(),
+            weights: (0..n_inputs * 4).map(|i| i as u8 + first as u8).collect(),
             bias: vec![first, -first],
         };
         Predictor {
+            format: WeightFormat::F16,
             layers: vec![
                 [affine(0, 1.0), affine(0, 2.0)],
                 [affine(2, 3.0), affine(4, 4.0)],

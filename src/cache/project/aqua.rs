@@ -20,12 +20,12 @@
 //!
 //! K and V of a row must be coded together, so both sides wait for the larger page and have one tail.
 
-use super::super::Geometry;
 use super::super::stage::{
-    BuildContext, Domain, Kind, ParamDef, Params, Side, Stage, StageDef, StageError, Tolerance,
-    always, find,
+    BuildContext, Domain, Kind, ParamDef, Params, RowCodec, Side, Stage, StageDef, StageError,
+    Tolerance, always, find,
 };
 use super::super::strategy::{StageSpec, Strategy};
+use super::super::{Geometry, encode};
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -33,12 +33,22 @@ pub const DEF: StageDef = StageDef {
     kind: Kind::Project,
     doc: "rows minus a linear prediction from the layer before, as the cache holds it; comes first, on both sides",
     paper: "AQUA-KV, arXiv 2501.19392",
-    params: &[ParamDef {
-        name: "ridge",
-        domain: Domain::Fraction { min: 0.0, max: 1.0 },
-        default: Some("0.001"),
-        doc: "regularisation, as a share of each input channel's variance",
-    }],
+    params: &[
+        ParamDef {
+            name: "ridge",
+            domain: Domain::Fraction { min: 0.0, max: 1.0 },
+            default: Some("0.001"),
+            doc: "regularisation, as a share of each input channel's variance",
+        },
+        ParamDef {
+            name: "weights",
+            domain: Domain::Choice {
+                of: &["f16", "q8_0", "q4_0"],
+            },
+            default: Some("q8_0"),
+            doc: "how the predictors' weights are stored; they count as the cache's bytes",
+        },
+    ],
     calibrated: always,
     examples: &["\"aqua\""],
     // Residuals are stored exactly where the codec is exact; sums round.
@@ -51,6 +61,47 @@ pub const DEF: StageDef = StageDef {
 pub struct Prediction {
     /// Regularisation, as a share of each input channel's variance.
     pub ridge: f64,
+    /// How weights are stored.
+    pub weights: WeightFormat,
+}
+
+/// How the predictors' weights are stored. The residuals make up for what rounding them loses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WeightFormat {
+    /// IEEE half.
+    F16,
+    /// 8.5 bits.
+    #[default]
+    Q8_0,
+    /// 4.5 bits.
+    Q4_0,
+}
+
+impl WeightFormat {
+    const ALL: [Self; 3] = [Self::F16, Self::Q8_0, Self::Q4_0];
+
+    /// The name in experiments.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+        }
+    }
+
+    /// The format of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|f| f.name() == name)
+    }
+
+    /// The codec of a row of weights.
+    pub fn codec(self) -> &'static dyn RowCodec {
+        match self {
+            Self::F16 => &encode::f16::F16,
+            Self::Q8_0 => &encode::q8_0::Q8_0,
+            Self::Q4_0 => &encode::q4_0::Q4_0,
+        }
+    }
 }
 
 fn build(params: &Params, context: &BuildContext<'_>) -> Result<Stage, StageError> {
@@ -60,8 +111,11 @@ fn build(params: &Params, context: &BuildContext<'_>) -> Result<Stage, StageErro
             name: DEF.name.to_owned(),
         });
     }
-    let ridge = params.float("ridge").unwrap_or(1e-3);
-    Ok(Stage::Predict(Prediction { ridge }))
+    let weights = params.text("weights").and_then(WeightFormat::named);
+    Ok(Stage::Predict(Prediction {
+        ridge: params.float("ridge").unwrap_or(1e-3),
+        weights: weights.unwrap_or_default(),
+    }))
 }
 
 /// The stage in a strategy that has it.
