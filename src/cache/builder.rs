@@ -97,19 +97,24 @@ impl Builder<'_> {
         Ok(chain)
     }
 
+    /// Refuses a strategy whose predictions can't be made.
+    pub fn check(&self) -> Result<(), StageError> {
+        let problem = aqua::refusal(self.strategy, self.materials.geometry);
+        problem.map_or(Ok(()), |problem| {
+            Err(StageError::Parameter {
+                kind: Kind::Project,
+                name: aqua::DEF.name.to_owned(),
+                problem,
+            })
+        })
+    }
+
     /// Starts a fit, if the strategy predicts.
     fn fit(&self, known: Option<Predictor>) -> Result<Option<Fit>, StageError> {
         let Some(spec) = aqua::of(self.strategy) else {
             return Ok(None);
         };
         let geometry = self.materials.geometry;
-        if let Some(problem) = aqua::refusal(self.strategy, geometry) {
-            return Err(StageError::Parameter {
-                kind: Kind::Project,
-                name: spec.name.clone(),
-                problem,
-            });
-        }
         let Stage::Predict(prediction) = self.stage(Kind::Project, spec, Side::K)? else {
             return Err(wrong_kind(Kind::Project, spec));
         };

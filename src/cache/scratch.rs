@@ -3,9 +3,9 @@
 //! Invariant: a buffer is as large as the largest task asked for and no larger, so that the largest of each buffer over
 //! all threads is what one thread would hold, however many there are.
 
-use super::RANGE;
 use std::sync::Mutex;
 
+use super::RANGE;
 use super::attention::HeadView;
 use super::places::ReadBuffers;
 use super::stage::Side;

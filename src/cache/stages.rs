@@ -144,6 +144,7 @@ impl Stages {
             strategy,
             materials,
         };
+        b.check()?;
         let project_k = b.chain(Side::K)?;
         let project_v = b.chain(Side::V)?;
         let coded = b.coded([&project_k, &project_v], known)?;

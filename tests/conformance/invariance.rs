@@ -2,7 +2,9 @@
 
 use kvlab::cache::{Admission, Batch, KvCache, Rows, SeqId};
 
-use super::support::{assert_bits, build, is_page_wise, matrix, resume, run, script, tiny};
+use super::support::{
+    assert_bits, build, is_page_wise, matrix, predicts, resume, run, script, tiny,
+};
 
 #[test]
 fn chunks_equal_decoding_to_the_bit_and_store_the_same_bytes() {
@@ -10,7 +12,8 @@ fn chunks_equal_decoding_to_the_bit_and_store_the_same_bytes() {
     windowed.layers[1].window = Some(50);
     for g in [tiny(), windowed] {
         let s = script(&g, 290, 11, 0.5);
-        for strategy in matrix() {
+        let windowed = g.layers[1].window.is_some();
+        for strategy in matrix().into_iter().filter(|s| !windowed || !predicts(s)) {
             let mut one = build(&strategy, &g);
             let want = run(&mut one, &g, SeqId(0), &s, &[1]);
             for chunks in [&[290usize][..], &[7, 13, 20], &[64, 1]] {

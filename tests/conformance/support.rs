@@ -245,6 +245,11 @@ pub fn predicted() -> Vec<Strategy> {
     all
 }
 
+/// Whether the strategy predicts layers, which must then be alike.
+pub fn predicts(strategy: &Strategy) -> bool {
+    strategy.project_k.iter().any(|s| s.name == "aqua")
+}
+
 /// Whether a codec of the strategy codes whole pages.
 pub fn is_page_wise(strategy: &Strategy) -> bool {
     [&strategy.encode_k, &strategy.encode_v].iter().any(|spec| {
