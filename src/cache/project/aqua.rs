@@ -5,7 +5,7 @@
 //! affine map each. The inputs are what the cache holds, never the clean rows, so that errors don't pile up from layer to
 //! layer: each layer's residual corrects what the layers before it left. Layer 0 has no layer before it and loses its
 //! mean alone. The maps are fitted on a calibration text, layer by layer, on rows that went through the same codecs
-//! ([`super::super::predict`]).
+//! (module `predict` of the cache).
 //!
 //! ```text
 //!                 layer l−1          layer l
