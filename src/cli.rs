@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 const EXAMPLES: &str = "\
 First steps:
-  kvlab run   experiments/quickstart.toml      a real model, five formats, one table
+  kvlab run   experiments/quickstart.toml      a real model, seven caches, one table
   kvlab list                                   what there is: stages, presets, protocols, texts, models
   kvlab check experiments/quickstart.toml      is the experiment sound?
   kvlab plan  experiments/quickstart.toml      what it would run, and the bytes of each strategy
