@@ -306,6 +306,12 @@ fn bars_name_what_is_there() {
         &["no strategy here is called \"q4_0\""],
     );
 
+    let percent = "bar=[{ strategy = \"q8_0\", metric = \"same_top\", at_least = 96.5 }]";
+    has(
+        &with(body, &[percent]).unwrap_err(),
+        &["bar.0.at_least: is 96.5, must be from 0 to 1: same_top is a fraction"],
+    );
+
     let text = refused(
         "context = 64\n[[strategy]]\nencode = \"q8_0\"\n\
          [[bar]]\nstrategy = [\"q80\", 3]\nmetric = \"kl\"\nat_most = \"x\"\ndata = \"quickstart-prse\"\n\

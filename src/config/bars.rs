@@ -10,7 +10,7 @@ use super::read::{Reader, quoted};
 use super::strategies::Resolved;
 use crate::cache::Continuation;
 use crate::data::DataRef;
-use crate::eval::bars::{Bar, Bound, METRICS};
+use crate::eval::bars::{Bar, Bound, METRICS, Metric};
 
 const KEYS: &[&str] = &[
     "strategy",
@@ -72,6 +72,9 @@ fn one(reader: &mut Reader<'_, '_>, known: Known<'_>) -> Vec<Bar> {
         );
     }
     let bound = bound(reader);
+    if let (Some(metric), Some(bound)) = (metric, bound) {
+        fits(reader, metric, bound);
+    }
     let before = reader.diagnostics.count();
     let strategies = strategies(reader, known.strategies);
     let domains: Vec<&str> = known.data.iter().map(domain_of).collect();
@@ -175,6 +178,22 @@ fn bound(reader: &mut Reader<'_, '_>) -> Option<Bound> {
                 .at(at, &key, "stands beside `at_most`", hint);
             None
         }
+    }
+}
+
+/// Refuses a percentage where the metric is a fraction: the bar could never be met.
+fn fits(reader: &mut Reader<'_, '_>, metric: Metric, bound: Bound) {
+    let key = match bound {
+        Bound::AtMost(_) => "at_most",
+        Bound::AtLeast(_) => "at_least",
+    };
+    let is_fraction = (0.0..=1.0).contains(&bound.value());
+    if let (Metric::SameTop, false, Some(node)) = (metric, is_fraction, reader.get(key)) {
+        reader.wrong(
+            node,
+            key,
+            "from 0 to 1: same_top is a fraction of the tokens",
+        );
     }
 }
 
