@@ -98,7 +98,7 @@ pub struct RunArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
-  kvlab report results/quickstart/f3584ad0
+  kvlab report results/quickstart/24674060
 Exit code 1 when the run misses a bar of its experiment, 3 when some of its cells failed.")]
 pub struct ReportArgs {
     /// The run's folder
