@@ -239,7 +239,7 @@ pub struct StageDef {
     pub paper: &'static str,
     /// Parameters.
     pub params: &'static [ParamDef],
-    /// Needs a calibration text, with these parameters: [`always`], [`never`] or a rule.
+    /// Needs a calibration text, with these parameters: [`always()`], [`never()`] or a rule.
     pub calibrated: fn(&Params) -> bool,
     /// Values of the stage in a TOML, e.g. `"q4_0"` or `{ method = "window", recent = 64 }`; each is built and tested.
     pub examples: &'static [&'static str],

@@ -7,7 +7,7 @@
 //! number by its Fisher information; without gradients here all numbers weigh the same. It also keeps keys before RoPE:
 //! `keys = "pre_rope"`.
 //!
-//! Row layout: codes, a stream of bits ([`bits`](super::bits)) padded to a whole byte; of values half width and middle,
+//! Row layout: codes, a stream of bits (`bits.rs`) padded to a whole byte; of values half width and middle,
 //! f16; then the outliers' channels in ascending order, one byte each (two if there are over 256 channels), then the
 //! outliers, f16. A row of 10 values at 2 bits, one outlier, levels −.8, −.2, .3, .9:
 //!

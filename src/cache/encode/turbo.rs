@@ -2,7 +2,7 @@
 //! left, a point on the unit sphere, is coded by the scalar quantizer that is best for a random such coordinate.
 //!
 //! Row layout: the codes of the first channels (after rotation), those of the others, each a stream of bits
-//! ([`bits`](super::bits)) padded to a whole byte; then the norm, f16. At 2.5 and 3.5 bits the first ⌈d/2⌉ rotated
+//! (`bits.rs`) padded to a whole byte; then the norm, f16. At 2.5 and 3.5 bits the first ⌈d/2⌉ rotated
 //! coordinates take the higher whole number of bits and the others the lower one; the paper gives the higher one to
 //! channels with outliers, but rotated coordinates are exchangeable: any half is as good as any other.
 //!

@@ -3,7 +3,7 @@
 //! Invariant: a body is written once, in operations that round the same way everywhere, so every level gives the same
 //! bits. Unit tests can ask for a level (`tests::at`) and compare.
 
-/// Instruction sets that a [`multiversion!`] function is compiled for, in rising order.
+/// Instruction sets that a `multiversion!` function is compiled for, in rising order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// What every machine of the target has: the scalar twin of the others.

@@ -17,7 +17,7 @@
 //!
 //! Invariants: the code is that of the *stored* step and zero, `clamp(round((x − zero) / step))` in f32, halves to the
 //! even code, all codes at their lowest where the step is 0. Steps are rounded up and zeros down, so every channel lies
-//! inside its grid (clamped magnitudes aside) and is off by half a stored step at most; with `fit = "mse"` ([`fit`])
+//! inside its grid (clamped magnitudes aside) and is off by half a stored step at most; with `fit = "mse"` (`fit.rs`)
 //! what lies outside the grid gets an end's code. Decoding is one fused multiply-add. A last group that is short (64 + 16 of
 //! 80 channels, 32 + 1 of 33) is a group of its own over the channels or rows that there are; nothing is padded but the
 //! last byte of a row's codes.
