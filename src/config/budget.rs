@@ -68,7 +68,7 @@ fn list<'a>(reader: &mut Reader<'a, '_>, key: &str, of: &str) -> &'a [Node] {
 
 fn then(reader: &mut Reader<'_, '_>) -> Vec<(StageSpec, StageSpec)> {
     let items = list(reader, "then", "formats, of fewer and fewer bits");
-    if reader.get("then").is_none() || items.len() > MAX_THEN {
+    if items.is_empty() || items.len() > MAX_THEN {
         let what = format!("has {} formats, must have 1 to {MAX_THEN}", items.len());
         let hint = "name what pages are encoded to: then = [\"int4\", \"int2\"]".to_owned();
         let key = reader.key("then");
