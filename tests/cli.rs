@@ -58,14 +58,14 @@ fn a_sound_experiment_without_its_model_is_planned_with_a_note() {
     let (code, out, err) = kvlab(&["check", file.to_str().unwrap()]);
     assert_eq!(code, 0, "{err}");
     assert!(
-        out.contains("18 cells = 6 strategies x 1 protocol x 3 texts")
+        out.contains("21 cells = 7 strategies x 1 protocol x 3 texts")
             && out.contains("note: model"),
         "{out}"
     );
     let (code, out, err) = kvlab(&["plan", file.to_str().unwrap(), "--json"]);
     assert_eq!(code, 0, "{err}");
     let json: Value = serde_json::from_str(&out).expect("JSON");
-    assert_eq!(json["plan"]["strategies"].as_array().map(Vec::len), Some(6));
+    assert_eq!(json["plan"]["strategies"].as_array().map(Vec::len), Some(7));
     assert_eq!(json["model_sha256"], Value::Null);
 }
 
