@@ -98,7 +98,7 @@ pub struct RunArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
-  kvlab report results/quickstart/24674060
+  kvlab report results/quickstart/7f7fef64
 Exit code 1 when the run misses a bar of its experiment, 3 when some of its cells failed.")]
 pub struct ReportArgs {
     /// The run's folder
