@@ -8,7 +8,7 @@
 pub enum Level {
     /// What every machine of the target has: the scalar twin of the others.
     Baseline,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F, VL, BW and DQ, and FMA.
     Avx512,
@@ -20,7 +20,9 @@ impl Level {
     pub fn detected() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            let fma = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let fma = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
             if fma
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512vl")

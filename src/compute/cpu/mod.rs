@@ -5,6 +5,7 @@ pub mod backend;
 pub mod dispatch;
 pub mod gemm;
 pub mod linear;
+pub mod simd;
 #[cfg(target_arch = "x86_64")]
 mod tile;
 pub mod vector;

@@ -1,0 +1,123 @@
+//! Lanes as an array: the twin of the intrinsics, and the path of processors other than x86-64.
+
+use half::{bf16, f16};
+
+use super::{LANES, Simd};
+use crate::compute::cpu::vector::sum_lanes;
+
+/// Plain code.
+#[derive(Debug, Clone, Copy)]
+pub struct Lanes;
+
+#[inline(always)]
+fn each<T>(f: impl FnMut(usize) -> T) -> [T; LANES] {
+    std::array::from_fn(f)
+}
+
+/// # Safety
+/// N bytes at `p` may be read.
+#[inline(always)]
+unsafe fn bytes<const N: usize>(p: *const u8) -> [u8; N] {
+    // SAFETY: the caller's promise.
+    unsafe { p.cast::<[u8; N]>().read_unaligned() }
+}
+
+// SAFETY (of all blocks below): the caller's promise, see the trait.
+impl Simd for Lanes {
+    type F = [f32; LANES];
+    type I = [u32; LANES];
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::F {
+        [x; LANES]
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::F {
+        // SAFETY: see above.
+        unsafe { p.cast::<[f32; LANES]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: Self::F) {
+        // SAFETY: see above.
+        unsafe { p.cast::<[f32; LANES]>().write_unaligned(x) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        each(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+        each(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        each(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        each(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> Self::F {
+        // SAFETY: see above.
+        let b = unsafe { bytes::<{ 2 * LANES }>(p) };
+        each(|i| f16::from_le_bytes([b[2 * i], b[2 * i + 1]]).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self::F {
+        // SAFETY: see above.
+        let b = unsafe { bytes::<{ 2 * LANES }>(p) };
+        each(|i| bf16::from_le_bytes([b[2 * i], b[2 * i + 1]]).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> Self::F {
+        // SAFETY: see above.
+        let b = unsafe { bytes::<LANES>(p) };
+        each(|i| f32::from(b[i].cast_signed()))
+    }
+    #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> Self::I {
+        // SAFETY: see above.
+        let b = unsafe { bytes::<LANES>(p) };
+        each(|i| u32::from(b[i]))
+    }
+    #[inline(always)]
+    unsafe fn load_column(p: *const u8, stride: usize) -> Self::I {
+        // SAFETY: see above.
+        each(|i| u32::from_le_bytes(unsafe { bytes(p.add(i * stride)) }))
+    }
+    #[inline(always)]
+    unsafe fn load_f16_column(p: *const u8, stride: usize) -> Self::F {
+        // SAFETY: see above.
+        each(|i| f16::from_le_bytes(unsafe { bytes(p.add(i * stride)) }).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn shr<const N: u32>(i: Self::I) -> Self::I {
+        i.map(|i| i >> N)
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: Self::F, i: Self::I) -> Self::F {
+        i.map(|i| table[(i & 15) as usize])
+    }
+    #[inline(always)]
+    unsafe fn from_bits(i: Self::I) -> Self::F {
+        i.map(f32::from_bits)
+    }
+    #[inline(always)]
+    unsafe fn to_f32(i: Self::I) -> Self::F {
+        i.map(|i| i.cast_signed() as f32)
+    }
+    #[inline(always)]
+    unsafe fn and(i: Self::I, mask: u32) -> Self::I {
+        i.map(|i| i & mask)
+    }
+    #[inline(always)]
+    unsafe fn shl<const N: u32>(i: Self::I) -> Self::I {
+        i.map(|i| i << N)
+    }
+    #[inline(always)]
+    unsafe fn sums(x: &[Self::F; LANES]) -> Self::F {
+        each(|lane| sum_lanes(&x[lane % 4 * 4 + lane / 4]))
+    }
+}

@@ -1,0 +1,110 @@
+//! Sixteen lanes of f32, whatever the machine calls them: kernels are written once over [`Simd`] and compiled for each
+//! instruction set.
+//!
+//! Invariant: every operation is defined lane by lane and rounds once, and [`Simd::sum`] is one fixed tree, so a kernel
+//! gives the same bits with [`Avx512`], with [`Avx2`] (two registers of eight lanes) and with [`Lanes`], the plain twin,
+//! which is also what other processors run: on AArch64, where fused multiply-add is part of the base, it compiles to NEON.
+
+mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub use lanes::Lanes;
+#[cfg(target_arch = "x86_64")]
+pub use x86::{Avx2, Avx512};
+
+/// Lanes of a vector.
+pub const LANES: usize = 16;
+
+/// Operations on vectors of 16 lanes.
+///
+/// # Safety
+/// For all methods: the instruction set is there (a `simd_kernel!` sees to it), and what a pointer names may be read or
+/// written as the method says, at any alignment.
+pub trait Simd: Copy + 'static {
+    /// 16 × f32.
+    type F: Copy;
+    /// 16 × u32.
+    type I: Copy;
+    /// Rows and columns of the largest tile of accumulators that stays in registers.
+    const WIDE: bool;
+
+    /// x in every lane.
+    unsafe fn splat(x: f32) -> Self::F;
+    /// 16 numbers.
+    unsafe fn load(p: *const f32) -> Self::F;
+    /// Writes 16 numbers.
+    unsafe fn store(p: *mut f32, x: Self::F);
+    /// a·b + c, rounded once.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// a·b.
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    /// a + b.
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    /// a − b.
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    /// 16 halves, little-endian.
+    unsafe fn load_f16(p: *const u8) -> Self::F;
+    /// 16 bfloat16, little-endian.
+    unsafe fn load_bf16(p: *const u8) -> Self::F;
+    /// 16 signed bytes.
+    unsafe fn load_i8(p: *const u8) -> Self::F;
+    /// 16 unsigned bytes, one per lane.
+    unsafe fn load_u8(p: *const u8) -> Self::I;
+    /// One u32 of each of 16 rows, `stride` bytes apart.
+    unsafe fn load_column(p: *const u8, stride: usize) -> Self::I;
+    /// One half of each of 16 rows, `stride` bytes apart.
+    unsafe fn load_f16_column(p: *const u8, stride: usize) -> Self::F;
+    /// i >> N.
+    unsafe fn shr<const N: u32>(i: Self::I) -> Self::I;
+    /// `table[i & 15]`.
+    unsafe fn lookup(table: Self::F, i: Self::I) -> Self::F;
+    /// Bits as numbers.
+    unsafe fn from_bits(i: Self::I) -> Self::F;
+    /// Integers below 2³¹ as numbers.
+    unsafe fn to_f32(i: Self::I) -> Self::F;
+    /// i & mask.
+    unsafe fn and(i: Self::I, mask: u32) -> Self::I;
+    /// i << N.
+    unsafe fn shl<const N: u32>(i: Self::I) -> Self::I;
+    /// The tree of [`super::vector::sum_lanes`] over each of 16 vectors: lane 4·i + j is the sum of vector 4·j + i.
+    unsafe fn sums(x: &[Self::F; LANES]) -> Self::F;
+}
+
+/// Defines a function that runs a `#[inline(always)] unsafe fn body<S: Simd, …>` at the machine's level.
+macro_rules! simd_kernel {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$g:ident: $bound:path>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident;) => {
+        $(#[$meta])*
+        $vis fn $name $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            {
+                use $crate::compute::cpu::dispatch::{Level, level};
+                use $crate::compute::cpu::simd::{Avx2, Avx512};
+
+                #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
+                unsafe fn v4 $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: this function has the instruction set; the body's own conditions are checked by its caller.
+                    unsafe { $body::<Avx512 $(, $g)?>($($arg),*) }
+                }
+                #[target_feature(enable = "avx2,fma,f16c")]
+                unsafe fn v3 $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: as above.
+                    unsafe { $body::<Avx2 $(, $g)?>($($arg),*) }
+                }
+                match level() {
+                    // SAFETY: the instruction sets were detected on this machine.
+                    Level::Avx512 => return unsafe { v4 $(::<$g>)? ($($arg),*) },
+                    // SAFETY: the instruction sets were detected on this machine.
+                    Level::Avx2 => return unsafe { v3 $(::<$g>)? ($($arg),*) },
+                    Level::Baseline => {}
+                }
+            }
+            // SAFETY: the plain lanes need no instruction set.
+            unsafe { $body::<$crate::compute::cpu::simd::Lanes $(, $g)?>($($arg),*) }
+        }
+    };
+}
+pub(crate) use simd_kernel;
+
+#[cfg(test)]
+mod tests;
