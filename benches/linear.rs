@@ -1,33 +1,38 @@
 //! Linear layers against this machine's peak: `cargo bench --bench linear`.
 //!
-//! CPU time of the process is measured, so a busy machine distorts the numbers little. `peak` is what the tile reaches on
-//! operands in the first-level cache, `read` what one pass over memory reaches: the quotient of two throughputs is what a
-//! layer makes of the machine. Decoding walks through more weights than the caches hold, as a model does.
+//! CPU time of the process is measured, so a busy machine distorts the numbers little. `peak` is what fused
+//! multiply-adds reach on operands in the first-level cache, `read` what one pass over memory reaches: the quotient of two
+//! throughputs is what a layer makes of the machine. Decoding walks through more weights than the caches hold, as a model
+//! does. Weights are counted as multiply-adds (2 flop each), whatever they are stored in.
 
-use std::convert::Infallible;
 use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kvlab::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
-use kvlab::compute::cpu::linear::Packed;
+use kvlab::compute::cpu::linear::Matrix;
+use kvlab::model::gguf::TensorType;
+use kvlab::model::weights::StoredMatrix;
 use support::{CpuTime, Usual};
 
 mod support;
+
+const KINDS: [TensorType; 4] = [
+    TensorType::F32,
+    TensorType::F16,
+    TensorType::Q8_0,
+    TensorType::Q4_1,
+];
 
 fn values(n: usize) -> Vec<f32> {
     (0..n).map(|i| (i % 251) as f32 * 0.01 - 1.25).collect()
 }
 
-fn layer(n_out: usize, n_in: usize) -> Packed {
-    let read = |_, out: &mut [f32]| {
-        out.copy_from_slice(&values(out.len()));
-        Ok::<(), Infallible>(())
-    };
-    match Packed::pack((n_out, n_in), read) {
-        Ok(packed) => packed,
-        Err(never) => match never {},
-    }
+/// Bytes whose halves are small numbers, whatever the type.
+fn layer(kind: TensorType, n_out: usize, n_in: usize) -> Matrix {
+    let n_bytes = n_out * n_in / kind.block_len() * kind.block_bytes();
+    let bytes = (0..n_bytes).map(|i| (i * 37 % 251) as u8 & 0x3b).collect();
+    Matrix::new((n_out, n_in), StoredMatrix::owned(kind, bytes))
 }
 
 /// One row-block and one panel that stay in the first-level cache: what the tile itself can reach.
@@ -55,33 +60,40 @@ fn peak(c: &mut Criterion<CpuTime<Usual>>) {
 
 fn prefill(c: &mut Criterion<CpuTime<Usual>>) {
     let mut group = c.benchmark_group("prefill");
-    for (n_out, n_in) in [(1536, 576), (576, 1536), (576, 576)] {
-        let packed = layer(n_out, n_in);
-        for n_rows in [16, 512] {
-            let (x, mut y) = (values(n_rows * n_in), vec![0.0; n_rows * n_out]);
-            group.throughput(Throughput::Elements((2 * n_rows * n_out * n_in) as u64));
-            group.bench_function(
-                format!("{n_in} to {n_out}, {n_rows} rows (flop/s)"),
-                |bench| bench.iter(|| packed.apply(black_box(&x), None, &mut y)),
-            );
+    for kind in KINDS {
+        for (n_out, n_in) in [(1536, 576), (576, 1536)] {
+            let layer = layer(kind, n_out, n_in);
+            for n_rows in [16, 512] {
+                let (x, mut y) = (values(n_rows * n_in), vec![0.0; n_rows * n_out]);
+                group.throughput(Throughput::Elements((2 * n_rows * n_out * n_in) as u64));
+                let name = format!("{kind:?}, {n_in} to {n_out}, {n_rows} rows (flop/s)");
+                group.bench_function(name, |bench| {
+                    bench.iter(|| layer.apply(black_box(&x), None, &mut y))
+                });
+            }
         }
     }
 }
 
 fn decode(c: &mut Criterion<CpuTime<Usual>>) {
     let (n_out, n_in) = (1536, 576);
-    let layers: Vec<Packed> = (0..60).map(|_| layer(n_out, n_in)).collect();
-    let (x, mut y) = (values(n_in), vec![0.0; n_out]);
     let mut group = c.benchmark_group("decode");
-    group.throughput(Throughput::Bytes((4 * layers.len() * n_out * n_in) as u64));
-    let mut run = || {
-        layers
-            .iter()
-            .for_each(|l| l.apply(black_box(&x), None, &mut y))
-    };
-    group.bench_function("60 layers 576 to 1536, 1 row (bytes/s)", |bench| {
-        bench.iter(|| rayon::scope(|_| run()))
-    });
+    for kind in KINDS {
+        let layers: Vec<Matrix> = (0..120).map(|_| layer(kind, n_out, n_in)).collect();
+        let (x, mut y) = (values(n_in), vec![0.0; n_out]);
+        group.throughput(Throughput::Bytes(
+            layers.iter().map(|l| l.n_bytes() as u64).sum(),
+        ));
+        let mut run = || {
+            layers
+                .iter()
+                .for_each(|l| l.apply(black_box(&x), None, &mut y))
+        };
+        group.bench_function(
+            format!("{kind:?}, 120 layers {n_in} to {n_out}, 1 row (bytes/s)"),
+            |bench| bench.iter(|| rayon::scope(|_| run())),
+        );
+    }
 }
 
 fn read(c: &mut Criterion<CpuTime<Usual>>) {

@@ -99,12 +99,19 @@ impl<B: Backend> Ops for Burn<B> {
         Ok(self.tensor(rows, width).mul_scalar(scale))
     }
 
-    fn linear(&self, role: Role, layer: usize, x: &Self::Act) -> Self::Act {
-        let y = x.clone().matmul(self.weight(role, layer));
-        match bias_of(role).filter(|_| self.spec().qkv_bias) {
-            Some(bias) => y + self.weight(bias, layer),
-            None => y,
-        }
+    fn linear<const N: usize>(
+        &self,
+        roles: [Role; N],
+        layer: usize,
+        x: &Self::Act,
+    ) -> [Self::Act; N] {
+        roles.map(|role| {
+            let y = x.clone().matmul(self.weight(role, layer));
+            match bias_of(role).filter(|_| self.spec().qkv_bias) {
+                Some(bias) => y + self.weight(bias, layer),
+                None => y,
+            }
+        })
     }
 
     fn rms_norm(&self, role: Role, layer: usize, x: &Self::Act) -> Self::Act {

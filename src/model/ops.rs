@@ -28,8 +28,13 @@ pub trait Ops: Send + Sync + Sized {
     /// # Errors
     /// What the source says: a token outside the vocabulary.
     fn embed(&self, tokens: &[u32]) -> Result<Self::Act, ModelError>;
-    /// x·Wᵀ, plus the bias where the role has one ([`bias_of`]).
-    fn linear(&self, role: Role, layer: usize, x: &Self::Act) -> Self::Act;
+    /// x·Wᵀ of several layers over the same input, plus the bias where a role has one ([`bias_of`]).
+    fn linear<const N: usize>(
+        &self,
+        roles: [Role; N],
+        layer: usize,
+        x: &Self::Act,
+    ) -> [Self::Act; N];
     /// RMS norm of rows, or of each head in them: of every run of values as long as the norm's weight.
     fn rms_norm(&self, role: Role, layer: usize, x: &Self::Act) -> Self::Act;
     /// activation(gate) · up, the activation being the spec's.

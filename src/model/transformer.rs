@@ -128,9 +128,7 @@ impl<B: Ops> Transformer<B> {
         let ops = &self.ops;
         let spec = ops.spec();
         let normed = ops.rms_norm(Role::AttnNorm, layer, x);
-        let mut q = ops.linear(Role::Q, layer, &normed);
-        let mut k = ops.linear(Role::K, layer, &normed);
-        let v = ops.linear(Role::V, layer, &normed);
+        let [mut q, mut k, v] = ops.linear([Role::Q, Role::K, Role::V], layer, &normed);
         if spec.qk_norm {
             q = ops.rms_norm(Role::QNorm, layer, &q);
             k = ops.rms_norm(Role::KNorm, layer, &k);
@@ -145,16 +143,15 @@ impl<B: Ops> Transformer<B> {
         let width = spec.n_heads * spec.head_dim;
         let mut out = vec![0.0; batch.n_rows() * width];
         cache.attend(layer, batch, &ops.read(&q), &mut out)?;
-        let out = ops.linear(Role::AttnOut, layer, &ops.write(out, width));
+        let [out] = ops.linear([Role::AttnOut], layer, &ops.write(out, width));
         Ok(self.post_norm(Role::PostAttnNorm, layer, out))
     }
 
     fn feed_forward(&self, layer: usize, x: &B::Act) -> B::Act {
         let ops = &self.ops;
         let normed = ops.rms_norm(Role::FfnNorm, layer, x);
-        let gate = ops.linear(Role::Gate, layer, &normed);
-        let up = ops.linear(Role::Up, layer, &normed);
-        let out = ops.linear(Role::Down, layer, &ops.gate(gate, &up));
+        let [gate, up] = ops.linear([Role::Gate, Role::Up], layer, &normed);
+        let [out] = ops.linear([Role::Down], layer, &ops.gate(gate, &up));
         self.post_norm(Role::PostFfnNorm, layer, out)
     }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use memmap2::Mmap;
 
@@ -120,6 +121,42 @@ impl Role {
     }
 }
 
+/// A matrix as it is stored, rows back to back: a part of a mapped file, or bytes of its own.
+#[derive(Debug, Clone)]
+pub struct StoredMatrix {
+    kind: TensorType,
+    bytes: Bytes,
+}
+
+#[derive(Debug, Clone)]
+enum Bytes {
+    Mapped(Arc<Mmap>, Range<usize>),
+    Owned(Arc<[u8]>),
+}
+
+impl StoredMatrix {
+    /// Bytes that belong to no file.
+    pub fn owned(kind: TensorType, bytes: Vec<u8>) -> Self {
+        Self {
+            kind,
+            bytes: Bytes::Owned(bytes.into()),
+        }
+    }
+
+    /// How its elements are stored.
+    pub fn kind(&self) -> TensorType {
+        self.kind
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Mapped(map, range) => &map[range.clone()],
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
+}
+
 /// Where a transformer takes its weights from.
 pub trait WeightSource: Send + Sync {
     /// The model's hyperparameters.
@@ -139,6 +176,26 @@ pub trait WeightSource: Send + Sync {
         first: usize,
         out: &mut [f32],
     ) -> Result<(), ModelError>;
+
+    /// A matrix as it is stored; by default a copy in f32.
+    ///
+    /// # Errors
+    /// As [`WeightSource::rows_f32`].
+    fn matrix(&self, role: Role, layer: usize) -> Result<StoredMatrix, ModelError> {
+        self.expanded(role, layer)
+    }
+
+    /// A copy of a matrix in f32.
+    ///
+    /// # Errors
+    /// As [`WeightSource::rows_f32`].
+    fn expanded(&self, role: Role, layer: usize) -> Result<StoredMatrix, ModelError> {
+        let (rows, cols) = self.shape(role, layer).unwrap_or((1, 0));
+        let mut values = vec![0.0f32; rows * cols];
+        self.rows_f32(role, layer, 0, &mut values)?;
+        let bytes = bytemuck::cast_slice(&values).to_vec();
+        Ok(StoredMatrix::owned(TensorType::F32, bytes))
+    }
 }
 
 /// One tensor in a mapped file.
@@ -160,7 +217,7 @@ pub(super) type Table = BTreeMap<(Role, usize), Stored>;
 /// The weights of one model in memory-mapped files.
 pub struct MappedWeights {
     spec: ModelSpec,
-    maps: Vec<Mmap>,
+    maps: Vec<Arc<Mmap>>,
     tensors: Table,
 }
 
@@ -216,7 +273,7 @@ impl MappedWeights {
         }
         Ok(Self {
             spec,
-            maps,
+            maps: maps.into_iter().map(Arc::new).collect(),
             tensors,
         })
     }
@@ -268,6 +325,17 @@ impl WeightSource for MappedWeights {
             out.iter_mut().for_each(|x| *x += tensor.offset);
         }
         Ok(())
+    }
+
+    fn matrix(&self, role: Role, layer: usize) -> Result<StoredMatrix, ModelError> {
+        // An offset is for norms, which are no matrices; without one the file's bytes are the matrix.
+        match self.tensors.get(&(role, layer)) {
+            Some(t) if t.offset == 0.0 => Ok(StoredMatrix {
+                kind: t.kind,
+                bytes: Bytes::Mapped(Arc::clone(&self.maps[t.map]), t.bytes.clone()),
+            }),
+            _ => self.expanded(role, layer),
+        }
     }
 }
 

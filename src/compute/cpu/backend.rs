@@ -1,7 +1,6 @@
-//! The `cpu` backend of [`Ops`]: f32 weights, packed for `linear`, embedding rows read from the source as tokens come.
+//! The `cpu` backend of [`Ops`]: matrices stay where their file is mapped, in its blocks; norms and biases are f32.
 //!
-//! Invariants: a row's bits do not depend on its neighbours, the number of rows or the threads; a tied output has one
-//! packed copy.
+//! Invariant: a row's bits do not depend on its neighbours, the number of rows or the threads.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,7 +8,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::linear::Packed;
+use super::linear::{self, Layer, Matrix};
 use super::vector;
 use crate::model::ops::{Needed, Ops, bias_of, head_of, needed};
 use crate::model::{Activation, ModelError, ModelSpec, Role, WeightSource};
@@ -29,32 +28,16 @@ pub struct HostRows {
 /// One model's weights on the CPU.
 pub struct Cpu {
     source: Arc<dyn WeightSource>,
-    matrices: BTreeMap<(Role, usize), Packed>,
+    matrices: BTreeMap<(Role, usize), Matrix>,
     vectors: BTreeMap<(Role, usize), Vec<f32>>,
 }
 
 impl Cpu {
-    fn matrix(&self, role: Role, layer: usize) -> &Packed {
+    fn matrix(&self, role: Role, layer: usize) -> &Matrix {
         self.matrices
             .get(&(role, layer))
-            .expect("`load` packs every matrix of the spec and the transformer asks for no other")
+            .expect("`load` opens every matrix of the spec and the transformer asks for no other")
     }
-
-    fn apply(&self, weights: &Packed, bias: Option<&[f32]>, x: &HostRows) -> HostRows {
-        let n_rows = x.data.len() / x.width;
-        let mut data = vec![0.0; n_rows * weights.n_out()];
-        weights.apply(&x.data, bias, &mut data);
-        HostRows {
-            data,
-            width: weights.n_out(),
-        }
-    }
-}
-
-fn load_matrix(source: &dyn WeightSource, n: Needed) -> Result<Packed, ModelError> {
-    Packed::pack((n.rows, n.cols), |first, out| {
-        source.rows_f32(n.role, n.layer, first, out)
-    })
 }
 
 fn load_vector(source: &dyn WeightSource, n: Needed) -> Result<Vec<f32>, ModelError> {
@@ -70,8 +53,11 @@ impl Ops for Cpu {
         let (vectors, matrices): (Vec<_>, Vec<_>) =
             needed(&*source)?.into_iter().partition(Needed::is_vector);
         let matrices = matrices
-            .into_par_iter()
-            .map(|n| Ok(((n.role, n.layer), load_matrix(&*source, n)?)))
+            .into_iter()
+            .map(|n| {
+                let stored = source.matrix(n.role, n.layer)?;
+                Ok(((n.role, n.layer), Matrix::new((n.rows, n.cols), stored)))
+            })
             .collect::<Result<_, ModelError>>()?;
         let vectors = vectors
             .into_iter()
@@ -99,9 +85,30 @@ impl Ops for Cpu {
         Ok(HostRows { data, width })
     }
 
-    fn linear(&self, role: Role, layer: usize, x: &HostRows) -> HostRows {
-        let bias = bias_of(role).and_then(|bias| self.vectors.get(&(bias, layer)));
-        self.apply(self.matrix(role, layer), bias.map(Vec::as_slice), x)
+    fn linear<const N: usize>(
+        &self,
+        roles: [Role; N],
+        layer: usize,
+        x: &HostRows,
+    ) -> [HostRows; N] {
+        let n_rows = x.data.len() / x.width;
+        let mut all = roles.map(|role| {
+            let width = self.matrix(role, layer).n_out();
+            HostRows {
+                data: vec![0.0; n_rows * width],
+                width,
+            }
+        });
+        let layers = roles.iter().zip(&mut all).map(|(&role, y)| {
+            let bias = bias_of(role).and_then(|bias| self.vectors.get(&(bias, layer)));
+            Layer {
+                weights: self.matrix(role, layer),
+                bias: bias.map(Vec::as_slice),
+                y: &mut y.data,
+            }
+        });
+        linear::apply(&x.data, layers.collect());
+        all
     }
 
     fn rms_norm(&self, role: Role, layer: usize, x: &HostRows) -> HostRows {

@@ -2,7 +2,9 @@
 //! rows, threads or vector lanes.
 
 pub mod backend;
+pub mod blocks;
 pub mod dispatch;
+mod dot;
 pub mod gemm;
 pub mod linear;
 pub mod simd;
