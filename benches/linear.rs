@@ -96,6 +96,22 @@ fn decode(c: &mut Criterion<CpuTime<Usual>>) {
     }
 }
 
+/// One layer that stays in a level-2 cache: what unpacking costs.
+fn unpack(c: &mut Criterion<CpuTime<Usual>>) {
+    let (n_out, n_in) = (192, 576);
+    let mut group = c.benchmark_group("unpack");
+    group.throughput(Throughput::Elements((16 * n_out * n_in) as u64));
+    for kind in KINDS {
+        let layer = layer(kind, n_out, n_in);
+        let (x, mut y) = (values(n_in), vec![0.0; n_out]);
+        let name = format!("{kind:?}, {n_in} to {n_out}, 1 row (weights/s)");
+        group.bench_function(name, |bench| {
+            let mut run = || (0..16).for_each(|_| layer.apply(black_box(&x), None, &mut y));
+            bench.iter(|| rayon::scope(|_| run()))
+        });
+    }
+}
+
 fn read(c: &mut Criterion<CpuTime<Usual>>) {
     let x = values(60 * 1536 * 576);
     let mut group = c.benchmark_group("read");
@@ -112,6 +128,6 @@ criterion_group! {
         .sample_size(20)
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(2));
-    targets = peak, prefill, read, decode
+    targets = peak, prefill, read, unpack, decode
 }
 criterion_main!(benches);

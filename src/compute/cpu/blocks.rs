@@ -3,8 +3,6 @@
 //! Invariant: a lane holds what [`TensorType::dequantize`] gives, to the bit. A product of an f16 scale and a code of at
 //! most 13 bits is exact in f32, so the fused `d · q + m` rounds once, as the reference's product and sum do.
 
-use half::f16;
-
 use super::simd::{LANES, Simd};
 use crate::model::gguf::TensorType;
 
@@ -48,14 +46,6 @@ const CODES: [f32; LANES] = [
 const SIGNED_CODES: [f32; LANES] = [
     -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
 ];
-
-/// # Safety
-/// Two bytes at `p` may be read.
-#[inline(always)]
-unsafe fn half(p: *const u8) -> f32 {
-    // SAFETY: the caller's promise.
-    f16::from_bits(u16::from_le(unsafe { p.cast::<u16>().read_unaligned() })).to_f32()
-}
 
 /// The 32 values that nibbles at `p` choose from a table.
 ///
@@ -111,7 +101,7 @@ impl Block for Q4_0 {
     unsafe fn unpack<S: Simd>(block: *const u8) -> [S::F; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            let d = S::splat(half(block));
+            let d = S::splat_f16(block);
             nibbles::<S>(S::mul(d, S::load(SIGNED_CODES.as_ptr())), block.add(2))
         }
     }
@@ -123,7 +113,7 @@ impl Block for Q4_1 {
     unsafe fn unpack<S: Simd>(block: *const u8) -> [S::F; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            let (d, m) = (S::splat(half(block)), S::splat(half(block.add(2))));
+            let (d, m) = (S::splat_f16(block), S::splat_f16(block.add(2)));
             nibbles::<S>(S::fma(d, S::load(CODES.as_ptr()), m), block.add(4))
         }
     }
@@ -135,8 +125,9 @@ impl Block for Q8_0 {
     unsafe fn unpack<S: Simd>(block: *const u8) -> [S::F; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            let d = S::splat(half(block));
-            [2, 2 + LANES].map(|at| S::mul(d, S::load_i8(block.add(at))))
+            let d = S::splat_f16(block);
+            let (low, high) = (block.add(2), block.add(2 + LANES));
+            [S::mul(d, S::load_i8(low)), S::mul(d, S::load_i8(high))]
         }
     }
 }

@@ -25,6 +25,10 @@ pub(super) struct Weights<'a> {
 /// Outputs side by side in one go: the sums of 16 vectors are one tree.
 pub(super) const GROUP: usize = LANES;
 
+/// Bytes between what is unpacked and what is asked for from memory: the rows of a group lie side by side, which is no
+/// pattern that a processor's own prefetching sees.
+const AHEAD: usize = 4096;
+
 /// Rows that share what is unpacked of a weight without a panel.
 pub(super) const FEW_ROWS: usize = 4;
 
@@ -64,6 +68,7 @@ pub(super) fn few(inputs: Inputs<'_>, weights: Weights<'_>, y: &mut [f32]) {
 /// Weights as f32, `[row][n_in]`.
 pub(super) fn expand(weights: Weights<'_>, panel: &mut [f32]) {
     match weights.kind {
+        TensorType::F32 => bytemuck::cast_slice_mut(panel).copy_from_slice(weights.bytes),
         TensorType::F16 => expand_of::<F16>(weights, panel),
         TensorType::BF16 => expand_of::<Bf16>(weights, panel),
         TensorType::Q4_0 => expand_of::<Q4_0>(weights, panel),
@@ -120,26 +125,19 @@ unsafe fn rows_of<S: Simd, B: Block, const M: usize>(
         // SAFETY: rows `first..first + n` of the weights and M rows of x are inside their slices.
         unsafe {
             let mut sums = [[S::splat(0.0); GROUP]; M];
-            let mut o = 0;
-            while o + 4 <= n {
-                let w = weights.bytes.as_ptr().add((first + o) * row_bytes);
-                let part = dots::<S, B, M, 4>(w, row_bytes, x, n_in);
-                for (sums, part) in sums.iter_mut().zip(part) {
-                    sums[o..o + 4].copy_from_slice(&part);
-                }
-                o += 4;
-            }
-            while o < n {
+            for o in 0..n {
                 let w = weights.bytes.as_ptr().add((first + o) * row_bytes);
                 let part = dots::<S, B, M, 1>(w, row_bytes, x, n_in);
                 for (sums, part) in sums.iter_mut().zip(part) {
                     sums[o] = part[0];
                 }
-                o += 1;
             }
             for (m, sums) in sums.iter().enumerate() {
                 // `sums` wants vector 4·i + j where lane 4·j + i comes out.
-                let order: [S::F; LANES] = std::array::from_fn(|i| sums[i % 4 * 4 + i / 4]);
+                let mut order = *sums;
+                for (i, vector) in order.iter_mut().enumerate() {
+                    *vector = sums[i % 4 * 4 + i / 4];
+                }
                 let mut out = [0.0; GROUP];
                 S::store(out.as_mut_ptr(), S::sums(&order));
                 y[m * n_out + first..m * n_out + first + n].copy_from_slice(&out[..n]);
@@ -312,7 +310,8 @@ unsafe fn step<S: Simd, B: Block, const M: usize, const R: usize>(
     unsafe {
         let mut weights = [[S::splat(0.0); 2]; R];
         for (r, w_r) in weights.iter_mut().enumerate() {
-            *w_r = B::unpack::<S>(w.add(r * row_bytes));
+            let block = w.add(r * row_bytes);
+            *w_r = B::unpack::<S>(block);
         }
         for half in 0..2 {
             for (m, acc) in acc.iter_mut().enumerate() {

@@ -33,6 +33,13 @@ impl Simd for Lanes {
         [x; LANES]
     }
     #[inline(always)]
+    unsafe fn splat_f16(p: *const u8) -> Self::F {
+        // SAFETY: see above.
+        [f16::from_le_bytes(unsafe { bytes(p) }).to_f32(); LANES]
+    }
+    #[inline(always)]
+    fn prefetch(_: *const u8) {}
+    #[inline(always)]
     unsafe fn load(p: *const f32) -> Self::F {
         // SAFETY: see above.
         unsafe { p.cast::<[f32; LANES]>().read_unaligned() }

@@ -31,6 +31,10 @@ pub trait Simd: Copy + 'static {
 
     /// x in every lane.
     unsafe fn splat(x: f32) -> Self::F;
+    /// The half at p, little-endian, in every lane.
+    unsafe fn splat_f16(p: *const u8) -> Self::F;
+    /// Asks for the cache line of an address that will be read soon; any address will do.
+    fn prefetch(p: *const u8);
     /// 16 numbers.
     unsafe fn load(p: *const f32) -> Self::F;
     /// Writes 16 numbers.

@@ -29,6 +29,15 @@ impl Simd for Avx512 {
         unsafe { _mm512_set1_ps(x) }
     }
     #[inline(always)]
+    unsafe fn splat_f16(p: *const u8) -> __m512 {
+        unsafe { _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_loadu_si16(p))) }
+    }
+    #[inline(always)]
+    fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch reads nothing; SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn load(p: *const f32) -> __m512 {
         unsafe { _mm512_loadu_ps(p) }
     }
@@ -127,33 +136,57 @@ impl Simd for Avx512 {
     unsafe fn sums(x: &[__m512; LANES]) -> __m512 {
         unsafe {
             // Each level adds the halves of two sets of partial sums side by side.
-            let by_8 = |i: usize| {
-                let (a, b) = (x[2 * i], x[2 * i + 1]);
-                _mm512_add_ps(
-                    _mm512_shuffle_f32x4::<0x44>(a, b),
-                    _mm512_shuffle_f32x4::<0xee>(a, b),
-                )
-            };
-            let by_4 = |i: usize| {
-                let (a, b) = (by_8(2 * i), by_8(2 * i + 1));
-                _mm512_add_ps(
-                    _mm512_shuffle_f32x4::<0x88>(a, b),
-                    _mm512_shuffle_f32x4::<0xdd>(a, b),
-                )
-            };
-            let by_2 = |i: usize| {
-                let (a, b) = (by_4(2 * i), by_4(2 * i + 1));
-                _mm512_add_ps(
-                    _mm512_shuffle_ps::<0x44>(a, b),
-                    _mm512_shuffle_ps::<0xee>(a, b),
-                )
-            };
-            let (a, b) = (by_2(0), by_2(1));
+            let a = by_2(
+                by_4(by_8(x[0], x[1]), by_8(x[2], x[3])),
+                by_4(by_8(x[4], x[5]), by_8(x[6], x[7])),
+            );
+            let b = by_2(
+                by_4(by_8(x[8], x[9]), by_8(x[10], x[11])),
+                by_4(by_8(x[12], x[13]), by_8(x[14], x[15])),
+            );
             _mm512_add_ps(
                 _mm512_shuffle_ps::<0x88>(a, b),
                 _mm512_shuffle_ps::<0xdd>(a, b),
             )
         }
+    }
+}
+
+// Functions rather than closures: those would be compiled without the instruction set, and intrinsics called in them.
+
+/// Lane i + lane i + 8 of both, a's first.
+#[inline(always)]
+unsafe fn by_8(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the caller has AVX-512.
+    unsafe {
+        _mm512_add_ps(
+            _mm512_shuffle_f32x4::<0x44>(a, b),
+            _mm512_shuffle_f32x4::<0xee>(a, b),
+        )
+    }
+}
+
+/// Lane i + lane i + 4 within each half of both.
+#[inline(always)]
+unsafe fn by_4(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the caller has AVX-512.
+    unsafe {
+        _mm512_add_ps(
+            _mm512_shuffle_f32x4::<0x88>(a, b),
+            _mm512_shuffle_f32x4::<0xdd>(a, b),
+        )
+    }
+}
+
+/// Lane i + lane i + 2 within each quarter of both.
+#[inline(always)]
+unsafe fn by_2(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the caller has AVX-512.
+    unsafe {
+        _mm512_add_ps(
+            _mm512_shuffle_ps::<0x44>(a, b),
+            _mm512_shuffle_ps::<0xee>(a, b),
+        )
     }
 }
 
@@ -201,6 +234,15 @@ impl Simd for Avx2 {
         unsafe { [_mm256_set1_ps(x); 2] }
     }
     #[inline(always)]
+    unsafe fn splat_f16(p: *const u8) -> Self::F {
+        unsafe { [_mm256_broadcastss_ps(_mm_cvtph_ps(_mm_loadu_si16(p))); 2] }
+    }
+    #[inline(always)]
+    fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch reads nothing; SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn load(p: *const f32) -> Self::F {
         unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
     }
@@ -234,45 +276,49 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self::F {
-        unsafe { [0, 16].map(|at| _mm256_cvtph_ps(_mm_loadu_si128(p.add(at).cast()))) }
+        unsafe {
+            [
+                _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast())),
+            ]
+        }
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> Self::F {
         unsafe {
-            [0, 16].map(|at| {
-                let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(at).cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-            })
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(16).cast()));
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            ]
         }
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const u8) -> Self::F {
         unsafe {
-            [0, 8].map(|at| {
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(at).cast())))
-            })
+            let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
+            let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast()));
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
         }
     }
     #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> Self::I {
-        unsafe { [0, 8].map(|at| _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(at).cast()))) }
+        unsafe {
+            [
+                _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())),
+                _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(8).cast())),
+            ]
+        }
     }
     #[inline(always)]
     unsafe fn load_column(p: *const u8, stride: usize) -> Self::I {
         unsafe {
             let at = |i: usize| p.add(i * stride).cast::<i32>().read_unaligned();
-            [0, 8].map(|k| {
-                _mm256_setr_epi32(
-                    at(k),
-                    at(k + 1),
-                    at(k + 2),
-                    at(k + 3),
-                    at(k + 4),
-                    at(k + 5),
-                    at(k + 6),
-                    at(k + 7),
-                )
-            })
+            [
+                _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)),
+                _mm256_setr_epi32(at(8), at(9), at(10), at(11), at(12), at(13), at(14), at(15)),
+            ]
         }
     }
     #[inline(always)]
@@ -287,65 +333,98 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn shr<const N: u32>(i: Self::I) -> Self::I {
-        unsafe { i.map(|i| _mm256_srl_epi32(i, _mm_cvtsi32_si128(N as i32))) }
+        unsafe {
+            let n = _mm_cvtsi32_si128(N as i32);
+            [_mm256_srl_epi32(i[0], n), _mm256_srl_epi32(i[1], n)]
+        }
     }
     #[inline(always)]
     unsafe fn lookup(table: Self::F, i: Self::I) -> Self::F {
-        unsafe {
-            i.map(|i| {
-                let (low, high) = (
-                    _mm256_permutevar8x32_ps(table[0], i),
-                    _mm256_permutevar8x32_ps(table[1], i),
-                );
-                // Bit 3 of the index chooses, as the sign bit.
-                _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(i)))
-            })
-        }
+        unsafe { [choose(table, i[0]), choose(table, i[1])] }
     }
     #[inline(always)]
     unsafe fn from_bits(i: Self::I) -> Self::F {
-        unsafe { i.map(|i| _mm256_castsi256_ps(i)) }
+        unsafe { [_mm256_castsi256_ps(i[0]), _mm256_castsi256_ps(i[1])] }
     }
     #[inline(always)]
     unsafe fn to_f32(i: Self::I) -> Self::F {
-        unsafe { i.map(|i| _mm256_cvtepi32_ps(i)) }
+        unsafe { [_mm256_cvtepi32_ps(i[0]), _mm256_cvtepi32_ps(i[1])] }
     }
     #[inline(always)]
     unsafe fn and(i: Self::I, mask: u32) -> Self::I {
-        unsafe { i.map(|i| _mm256_and_si256(i, _mm256_set1_epi32(mask.cast_signed()))) }
+        unsafe {
+            let mask = _mm256_set1_epi32(mask.cast_signed());
+            [_mm256_and_si256(i[0], mask), _mm256_and_si256(i[1], mask)]
+        }
     }
     #[inline(always)]
     unsafe fn shl<const N: u32>(i: Self::I) -> Self::I {
-        unsafe { i.map(|i| _mm256_sll_epi32(i, _mm_cvtsi32_si128(N as i32))) }
+        unsafe {
+            let n = _mm_cvtsi32_si128(N as i32);
+            [_mm256_sll_epi32(i[0], n), _mm256_sll_epi32(i[1], n)]
+        }
     }
     #[inline(always)]
     unsafe fn sums(x: &[Self::F; LANES]) -> Self::F {
-        unsafe {
-            // Lane i + lane i + 8 is one addition; then as in AVX-512, on half the vectors at a time.
-            let by_8 = |i: usize| _mm256_add_ps(x[i][0], x[i][1]);
-            let by_4 = |i: usize, j: usize| {
-                let (a, b) = (by_8(i), by_8(j));
-                _mm256_add_ps(
-                    _mm256_permute2f128_ps::<0x20>(a, b),
-                    _mm256_permute2f128_ps::<0x31>(a, b),
-                )
-            };
-            // Vectors j and j + 1 of each group of four, j = `first`.
-            let half = |first: usize| {
-                let p = [0, 1, 2, 3].map(|g| by_4(4 * g + first, 4 * g + first + 1));
-                let by_2 = |a: __m256, b: __m256| {
-                    _mm256_add_ps(
-                        _mm256_shuffle_ps::<0x44>(a, b),
-                        _mm256_shuffle_ps::<0xee>(a, b),
-                    )
-                };
-                let (a, b) = (by_2(p[0], p[1]), by_2(p[2], p[3]));
-                _mm256_add_ps(
-                    _mm256_shuffle_ps::<0x88>(a, b),
-                    _mm256_shuffle_ps::<0xdd>(a, b),
-                )
-            };
-            [half(0), half(2)]
-        }
+        unsafe { [half_sums(x, 0), half_sums(x, 2)] }
+    }
+}
+
+/// `table[i & 15]`.
+#[inline(always)]
+unsafe fn choose(table: [__m256; 2], i: __m256i) -> __m256 {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        let (low, high) = (
+            _mm256_permutevar8x32_ps(table[0], i),
+            _mm256_permutevar8x32_ps(table[1], i),
+        );
+        // Bit 3 of the index chooses, as the sign bit.
+        _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(i)))
+    }
+}
+
+/// Lane i + i + 8, then + i + 4, of two vectors: a's four sums and b's.
+#[inline(always)]
+unsafe fn narrow_by_4(a: [__m256; 2], b: [__m256; 2]) -> __m256 {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        let (a, b) = (_mm256_add_ps(a[0], a[1]), _mm256_add_ps(b[0], b[1]));
+        _mm256_add_ps(
+            _mm256_permute2f128_ps::<0x20>(a, b),
+            _mm256_permute2f128_ps::<0x31>(a, b),
+        )
+    }
+}
+
+/// Lane i + lane i + 2 within each half of both.
+#[inline(always)]
+unsafe fn narrow_by_2(a: __m256, b: __m256) -> __m256 {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        _mm256_add_ps(
+            _mm256_shuffle_ps::<0x44>(a, b),
+            _mm256_shuffle_ps::<0xee>(a, b),
+        )
+    }
+}
+
+/// The sums of vectors `first` and `first + 1` of each group of four.
+#[inline(always)]
+unsafe fn half_sums(x: &[[__m256; 2]; LANES], first: usize) -> __m256 {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        let a = narrow_by_2(
+            narrow_by_4(x[first], x[first + 1]),
+            narrow_by_4(x[first + 4], x[first + 5]),
+        );
+        let b = narrow_by_2(
+            narrow_by_4(x[first + 8], x[first + 9]),
+            narrow_by_4(x[first + 12], x[first + 13]),
+        );
+        _mm256_add_ps(
+            _mm256_shuffle_ps::<0x88>(a, b),
+            _mm256_shuffle_ps::<0xdd>(a, b),
+        )
     }
 }
