@@ -19,7 +19,8 @@ const ROUND: f32 = 12_582_912.0;
 #[inline(always)]
 pub fn exp_nonpositive(x: f32) -> f32 {
     let y = x.max(-87.0);
-    let n = y.mul_add(LOG2_E, ROUND) - ROUND;
+    let shifted = y.mul_add(LOG2_E, ROUND);
+    let n = shifted - ROUND;
     let r = n.mul_add(-LN2_LO, n.mul_add(-LN2_HI, y));
     // Taylor coefficients to degree 7: |r| ≤ ln 2 / 2 leaves 3e-9 relative.
     let mut p = 1.0 / 5040.0;
@@ -30,7 +31,9 @@ pub fn exp_nonpositive(x: f32) -> f32 {
     p = r.mul_add(p, 0.5);
     p = r.mul_add(p, 1.0);
     p = r.mul_add(p, 1.0);
-    let scale = f32::from_bits(((n as i32 + 127) as u32) << 23);
+    // The shifted number's mantissa ends in n: no conversion, which would have to saturate.
+    let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits() - 127);
+    let scale = f32::from_bits(exponent << 23);
     if x < -87.0 { 0.0 } else { p * scale }
 }
 
