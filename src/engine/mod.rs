@@ -5,6 +5,7 @@
 
 pub mod calibrate;
 pub mod clock;
+pub mod fleet;
 #[cfg(test)]
 pub(crate) mod plain_cache;
 pub mod tape;

@@ -21,6 +21,7 @@ use crate::cache::{
     StagedCache,
 };
 use crate::engine::clock::Clock;
+use crate::engine::fleet::{Member, feed_all};
 use crate::engine::{self, ContextTape, Recording, TapeError};
 use crate::model::transformer::{Hidden, LanguageModel, StepError};
 
@@ -272,19 +273,7 @@ impl<'a> Lockstep<'a> {
             let start = self.clock.read();
             let full = self.feed(reference, ids, at..end)?;
             reference_ms += self.clock.read().since(start).wall_ms();
-            let mut hidden: Vec<Option<Hidden>> = Vec::new();
-            for runner in runners.iter_mut() {
-                hidden.push(match runner {
-                    Ok(r) => match self.feed(r, ids, at..end) {
-                        Ok(h) => Some(h),
-                        Err(e) => {
-                            *runner = Err(e);
-                            None
-                        }
-                    },
-                    Err(_) => None,
-                });
-            }
+            let hidden = self.feed_all(runners, ids, at..end)?;
             let n_scored = end.min(ids.len() - 1) - at;
             self.score_rows(&full, runners, &hidden, &ids[at + 1..at + 1 + n_scored]);
             if self.memory_every > 0 && end.is_multiple_of(self.memory_every) {
@@ -327,6 +316,32 @@ impl<'a> Lockstep<'a> {
             at = end;
         }
         Ok(all)
+    }
+
+    /// One chunk through the model for all strategies that still run, their rows in the same steps.
+    fn feed_all(
+        &self,
+        runners: &mut [Result<Runner, EvalError>],
+        ids: &[u32],
+        range: std::ops::Range<usize>,
+    ) -> Result<Vec<Option<Hidden>>, EvalError> {
+        let members = runners.iter_mut().flatten().map(|r| Member {
+            cache: &mut r.cache,
+            seq: SEQ,
+            chunk: r.chunk,
+        });
+        let mut fed = feed_all(self.model, members.collect(), ids, range)?.into_iter();
+        let each = runners.iter_mut().map(|runner| {
+            runner.as_ref().ok()?;
+            match fed.next()? {
+                Ok(hidden) => Some(hidden),
+                Err(e) => {
+                    *runner = Err(e.into());
+                    None
+                }
+            }
+        });
+        Ok(each.collect())
     }
 
     fn score_rows(
