@@ -18,7 +18,7 @@ use crate::data::{DataRef, sha256_hex};
 use crate::eval::bars::Bar;
 
 /// Raised whenever a change of the program moves numbers, so that cells of before and after have different ids.
-pub const NUMBERS: u32 = 2;
+pub const NUMBERS: u32 = 3;
 
 /// Whether a window starts with the model's BOS token. The token counts as one of the window's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
