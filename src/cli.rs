@@ -1,6 +1,7 @@
 //! The command line: definitions only. What a command does stands in `commands`.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -11,6 +12,7 @@ First steps:
   kvlab check experiments/quickstart.toml      is the experiment sound?
   kvlab plan  experiments/quickstart.toml      what it would run, and the bytes of each strategy
   kvlab report results/NAME/RUN-ID             the tables of a run, made again
+  kvlab bench -s f16,q8_0,q4_0 -d 0,4096       tokens per second of prefill and decode, by cache
 
 Exit codes: 0 ok, 1 a comparison says regression, 2 refused before work, 3 some cells failed,
 4 a bundle does not verify, 130 interrupted (run again to go on).";
@@ -39,6 +41,8 @@ pub enum Command {
     List(ListArgs),
     /// Fetch models and texts by name ahead of a run.
     Fetch(FetchArgs),
+    /// Measure the speed of prefill and decode, strategies beside each other.
+    Bench(BenchArgs),
 }
 
 /// An experiment and the changes to it.
@@ -164,6 +168,135 @@ pub struct FetchArgs {
     pub quiet: bool,
 }
 
+/// `kvlab bench`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Tests and options are llama-bench's: pp512 is the prefill of 512 tokens, tg128 the decoding of 128, `@ d4096` with 4096
+tokens in the cache before. Numbers may be lists and ranges: 0,2048,4096 or 1024-4096+1024 or 1-8*2; every
+combination is run. t/s: mean ± sample deviation over the repetitions.
+
+In each repetition all strategies run in turn, so that a busy moment of the machine hits each of them: compare rows of one
+table. On a shared machine t/CPU s tells more than t/s.
+  MiB/step, GB/s   weights and cache that one decode step reads, and how fast; `machine:` is the rate of a plain read
+  layers %         of the wall time: linear layers with norms and activations; head: the logits;
+                   attention: over the stored cache; encoding: storing rows, eviction, sealing
+  max |Δlogit|     against a cache of f32 rows, over a text of 192 tokens; KLD in nats
+Before the times each strategy decodes that text token by token and in chunks: unless the logits are equal to the bit,
+its rows are marked FAILED and the exit code is 1.
+
+Examples:
+  kvlab bench                                          pp512 and tg128 with an f16 cache
+  kvlab bench -s f16,q8_0,q4_0 -d 0,2048,7500 -t 1,2
+  kvlab bench -p 0 -n 64 -s int4-best -s 'encode = \"q4_0\", tail = 32' -r 3 -o json")]
+pub struct BenchArgs {
+    /// Built-in name, hub:org/name, .gguf file or Hugging Face folder
+    #[arg(
+        short,
+        long,
+        value_name = "NAME|PATH",
+        default_value = "smollm2-135m-instruct"
+    )]
+    pub model: String,
+    /// Preset, format (K/V where they differ), or the keys of a [[strategy]]; may be repeated
+    #[arg(short, long = "strategy", value_name = "NAME", default_value = "f16")]
+    pub strategies: Vec<String>,
+    /// Tokens to prefill; 0: no such test
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "N",
+        default_value = "512",
+        value_delimiter = ','
+    )]
+    pub n_prompt: Vec<Counts>,
+    /// Tokens to decode; 0: no such test
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value = "128",
+        value_delimiter = ','
+    )]
+    pub n_gen: Vec<Counts>,
+    /// Tokens in the cache before
+    #[arg(
+        short = 'd',
+        long,
+        value_name = "N",
+        default_value = "0",
+        value_delimiter = ','
+    )]
+    pub n_depth: Vec<Counts>,
+    /// Threads [default: all]
+    #[arg(short, long, value_name = "N", value_delimiter = ',')]
+    pub threads: Vec<Counts>,
+    /// Runs of each test that count
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub repetitions: u16,
+    /// Form of the result
+    #[arg(short, long, value_name = "FORM", default_value = "md")]
+    pub output: BenchForm,
+    /// Where to look.
+    #[command(flatten)]
+    pub places: Places,
+    /// No progress, only the result
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// How `kvlab bench` writes its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BenchForm {
+    /// A Markdown table, with what stands beside it.
+    Md,
+    /// All fields, a line per row.
+    Csv,
+    /// All fields and the time of each run.
+    Json,
+}
+
+/// One element of a list of numbers: `512`, `0-4096+512` or `1-16*2`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Counts(pub Vec<usize>);
+
+/// No more numbers than that in one range, and none beyond any model's context.
+const MAX_COUNTS: usize = 64;
+const MAX_COUNT: usize = 1 << 24;
+
+impl FromStr for Counts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let must = || {
+            format!(
+                "`{text}` must be a number up to {MAX_COUNT}, or a range like 0-4096+512 or 1-16*2"
+            )
+        };
+        let number = |s: &str| s.trim().parse().ok().filter(|&n: &usize| n <= MAX_COUNT);
+        let Some((first, rest)) = text.split_once('-') else {
+            return number(text).map(|n| Self(vec![n])).ok_or_else(must);
+        };
+        let (last, step, factor) = match (rest.split_once('+'), rest.split_once('*')) {
+            (Some((last, step)), _) => (last, number(step), Some(1)),
+            (None, Some((last, factor))) => (last, Some(0), number(factor)),
+            (None, None) => (rest, Some(1), Some(1)),
+        };
+        let (first, last) = (
+            number(first).ok_or_else(must)?,
+            number(last).ok_or_else(must)?,
+        );
+        let (step, factor) = (step.ok_or_else(must)?, factor.ok_or_else(must)?);
+        let next = |&n: &usize| Some(n * factor + step).filter(|&next| next > n);
+        let all = std::iter::successors(Some(first), next).take_while(|&n| n <= last);
+        let all: Vec<usize> = all.take(MAX_COUNTS + 1).collect();
+        match all.len() {
+            0 => Err(must()),
+            n if n > MAX_COUNTS => Err(format!("`{text}` has more than {MAX_COUNTS} numbers")),
+            _ => Ok(Self(all)),
+        }
+    }
+}
+
 /// `kvlab list`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -200,4 +333,22 @@ pub enum Listed {
     Texts,
     /// Built-in models.
     Models,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_numbers_and_ranges() {
+        let counts = |text: &str| text.parse::<Counts>().map(|c| c.0);
+        assert_eq!(counts("512"), Ok(vec![512]));
+        assert_eq!(counts("1-3"), Ok(vec![1, 2, 3]));
+        assert_eq!(counts("0-4096+2048"), Ok(vec![0, 2048, 4096]));
+        assert_eq!(counts("1-8*2"), Ok(vec![1, 2, 4, 8]));
+        assert_eq!(counts("5-9*1"), Ok(vec![5]));
+        for wrong in ["", "x", "3-1", "1-", "1-4+x", "1-1000", "99999999"] {
+            assert!(counts(wrong).is_err(), "{wrong}");
+        }
+    }
 }

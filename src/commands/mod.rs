@@ -2,6 +2,7 @@
 //!
 //! Invariant: a command that returns an error has done no work that counts: the program's exit code is then 2.
 
+mod bench;
 mod bytes;
 mod check;
 mod fetch;
@@ -54,6 +55,7 @@ pub fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<Exit> 
         Command::Plan(args) => plan::plan(args, out),
         Command::List(args) => list::list(args, out),
         Command::Fetch(args) => fetch::fetch(args, out),
+        Command::Bench(args) => bench::bench(args, out),
     }
 }
 

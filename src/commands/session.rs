@@ -26,7 +26,7 @@ use crate::model::transformer::{LanguageModel, Transformer};
 use crate::model::{self, ModelSpec};
 
 /// Tokens of one calibration window.
-const CALIBRATION_WINDOW: usize = 1024;
+pub(super) const CALIBRATION_WINDOW: usize = 1024;
 
 /// One document or window, as token ids.
 #[derive(Debug, Clone)]
@@ -130,7 +130,12 @@ impl Session {
             built: Built::default(),
             model_sha256: loaded.sha256,
         };
-        session.calibration = session.calibrate(&places, progress)?;
+        let learner = Learner {
+            model: session.model.as_ref(),
+            tokenizer: &session.tokenizer,
+            geometry: &session.geometry,
+        };
+        session.calibration = learner.calibrate(&session.plan, &places, progress)?;
         session.built = session.shelved(models_dir.learned());
         Ok(session)
     }
@@ -153,57 +158,6 @@ impl Session {
             dir,
             origin: origin.map(|(k, v)| (k.to_owned(), v)).into(),
         })
-    }
-
-    fn calibrate(
-        &self,
-        places: &Lookup,
-        progress: &dyn FetchProgress,
-    ) -> anyhow::Result<Option<Calibration>> {
-        if !self.plan.strategies.iter().any(is_calibrated) {
-            return Ok(None);
-        }
-        let Some(wanted) = &self.plan.calibration else {
-            bail!("a strategy learns from a text: name one in [calibration]");
-        };
-        let text = wanted.data.load(places)?;
-        let mut ids = Vec::new();
-        for document in text.documents() {
-            ids.extend(self.tokenizer.encode(document)?);
-        }
-        if ids.len() < wanted.tokens {
-            bail!(
-                "{}: {} tokens, [calibration] asks for {}: take fewer or a longer text",
-                text.name,
-                ids.len(),
-                wanted.tokens
-            );
-        }
-        progress.note(&format!(
-            "calibrating on {} tokens of {}",
-            wanted.tokens, text.name
-        ));
-        let exact = Strategy::bare("f32");
-        let mut calibrator = Calibrator::new(&self.geometry);
-        for window in ids[..wanted.tokens].chunks(CALIBRATION_WINDOW) {
-            let materials = Materials {
-                geometry: &self.geometry,
-                calibration: None,
-                backing_dir: None,
-            };
-            let mut cache = StagedCache::new(&exact, materials)?;
-            cache.admit(SeqId(0), Admission::Streaming)?;
-            let mut recording = Recording::new(cache, SeqId(0));
-            prefill(
-                self.model.as_ref(),
-                &mut recording,
-                SeqId(0),
-                window,
-                self.plan.chunk,
-            )?;
-            calibrator.add(recording.tape());
-        }
-        Ok(Some(calibrator.finish()))
     }
 
     /// Items over all texts and protocols.
@@ -319,6 +273,62 @@ impl Session {
             kind,
             bos,
         }
+    }
+}
+
+/// A model that statistics of a text are made with.
+pub(super) struct Learner<'a> {
+    pub model: &'a dyn LanguageModel,
+    pub tokenizer: &'a Tokenizer,
+    pub geometry: &'a Geometry,
+}
+
+impl Learner<'_> {
+    /// Statistics of the plan's calibration text, if a strategy learns.
+    pub fn calibrate(
+        &self,
+        plan: &Plan,
+        places: &Lookup,
+        progress: &dyn FetchProgress,
+    ) -> anyhow::Result<Option<Calibration>> {
+        if !plan.strategies.iter().any(is_calibrated) {
+            return Ok(None);
+        }
+        let Some(wanted) = &plan.calibration else {
+            bail!("a strategy learns from a text: name one in [calibration]");
+        };
+        let text = wanted.data.load(places)?;
+        let mut ids = Vec::new();
+        for document in text.documents() {
+            ids.extend(self.tokenizer.encode(document)?);
+        }
+        if ids.len() < wanted.tokens {
+            bail!(
+                "{}: {} tokens, [calibration] asks for {}: take fewer or a longer text",
+                text.name,
+                ids.len(),
+                wanted.tokens
+            );
+        }
+        progress.note(&format!(
+            "calibrating on {} tokens of {}",
+            wanted.tokens, text.name
+        ));
+        let exact = Strategy::bare("f32");
+        let mut calibrator = Calibrator::new(self.geometry);
+        for window in ids[..wanted.tokens].chunks(CALIBRATION_WINDOW) {
+            let materials = Materials {
+                geometry: self.geometry,
+                calibration: None,
+                backing_dir: None,
+            };
+            let mut cache = StagedCache::new(&exact, materials)?;
+            cache.admit(SeqId(0), Admission::Streaming)?;
+            let mut recording = Recording::new(cache, SeqId(0));
+            prefill(self.model, &mut recording, SeqId(0), window, plan.chunk)?;
+            calibrator.add(recording.tape());
+        }
+        Ok(Some(calibrator.finish()))
     }
 }
 

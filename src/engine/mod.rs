@@ -8,12 +8,14 @@ pub mod clock;
 pub mod fleet;
 #[cfg(test)]
 pub(crate) mod plain_cache;
+pub mod stopwatch;
 pub mod tape;
 
 use crate::cache::{Batch, CacheError, KvCache, SeqId};
 use crate::model::transformer::{Hidden, LanguageModel, StepError};
 
 pub use calibrate::Calibrator;
+pub use stopwatch::{Spent, Stopwatch};
 pub use tape::{ContextTape, Recording, TapeError};
 
 /// Tokens of one step when nobody asks for fewer: enough for the linear layers to work at full speed, few enough to keep

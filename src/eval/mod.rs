@@ -3,6 +3,7 @@
 //! Invariant: nothing here names a strategy; records hold sums and per-token values, never ratios.
 
 pub mod bars;
+pub mod bench;
 pub mod drift;
 pub mod latency;
 pub mod lockstep;

@@ -196,6 +196,12 @@ pub trait WeightSource: Send + Sync {
         let bytes = bytemuck::cast_slice(&values).to_vec();
         Ok(StoredMatrix::owned(TensorType::F32, bytes))
     }
+
+    /// Bytes that a tensor takes where it is stored; `None` if the model has no such tensor. Default: as f32.
+    fn stored_bytes(&self, role: Role, layer: usize) -> Option<u64> {
+        let (rows, cols) = self.shape(role, layer)?;
+        Some((rows * cols * size_of::<f32>()) as u64)
+    }
 }
 
 /// One tensor in a mapped file.
@@ -336,6 +342,11 @@ impl WeightSource for MappedWeights {
             }),
             _ => self.expanded(role, layer),
         }
+    }
+
+    fn stored_bytes(&self, role: Role, layer: usize) -> Option<u64> {
+        let bytes = &self.tensors.get(&(role, layer))?.bytes;
+        Some(bytes.len() as u64)
     }
 }
 

@@ -188,16 +188,16 @@ fn values<F>(
 }
 
 /// Lines of comma-separated, quoted fields.
-struct Lines(String);
+pub(super) struct Lines(pub(super) String);
 
 impl Lines {
-    fn new(heads: impl Iterator<Item = String>) -> Self {
+    pub(super) fn new(heads: impl Iterator<Item = String>) -> Self {
         let mut lines = Self(String::new());
         lines.push(heads);
         lines
     }
 
-    fn push(&mut self, fields: impl Iterator<Item = String>) {
+    pub(super) fn push(&mut self, fields: impl Iterator<Item = String>) {
         let quoted: Vec<String> = fields.map(|field| quote(&field)).collect();
         self.0.push_str(&quoted.join(","));
         self.0.push('\n');

@@ -206,7 +206,7 @@ fn title(report: &Report, what: &str, intro: &[String]) -> String {
     out
 }
 
-fn plain(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Text {
+pub(super) fn plain(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Text {
     Text {
         heads: heads.iter().map(|h| (*h).to_owned()).collect(),
         rows: rows.map(TextRow::Cells).collect(),
@@ -353,7 +353,7 @@ fn latency_text(group: &Group) -> Text {
 }
 
 /// A Markdown table, its columns aligned in the source too; rows without numbers are named below it.
-fn table(text: &Text) -> String {
+pub(super) fn table(text: &Text) -> String {
     let escape = |cell: &String| cell.replace('|', "\\|").replace('\n', " ");
     let (mut rows, mut reasons) = (Vec::<Vec<String>>::new(), String::new());
     for row in &text.rows {

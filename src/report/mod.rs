@@ -4,6 +4,7 @@
 //! the byte; ratios exist only here; no number stands without its n, its unit and its convention.
 
 pub mod bars;
+pub mod bench;
 pub mod columns;
 pub mod conventions;
 pub mod csv;

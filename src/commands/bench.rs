@@ -1,0 +1,297 @@
+//! `kvlab bench`: tokens per second of prefill and decode, strategies beside each other.
+//!
+//! Invariant: everything that can be refused is refused before anything is timed; a strategy that fails its check is
+//! still timed, marked, and makes the exit code 1.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use indicatif::ProgressBar;
+
+use super::progress::{self, Bar};
+use super::session::{CALIBRATION_WINDOW, Learner};
+use super::{Exit, lookup};
+use crate::bundle::environment::Environment;
+use crate::cache::stage::{Kind, registry};
+use crate::cache::strategy::Strategy;
+use crate::cli::{BenchArgs, BenchForm, Counts};
+use crate::compute::cpu::Cpu;
+use crate::config::{self, PRESETS, Plan, Problems, did_you_mean};
+use crate::engine::clock::SystemClock;
+use crate::eval::bench::bandwidth::{BUFFER_BYTES, read_bytes_per_s};
+use crate::eval::bench::{Bench, Pool, Schedule, Work, gate};
+use crate::model::geometry::geometry;
+use crate::model::ops::needed;
+use crate::model::source::{FetchProgress, ModelDir, Silent, resolve};
+use crate::model::transformer::Transformer;
+use crate::model::{self, Role, WeightSource};
+use crate::report::bench::{Entrant, Sheet, csv, json, markdown};
+use crate::report::columns::side;
+
+/// About how many tokens of prefill one decoded token is worth, for the time that is left.
+const DECODED: u64 = 8;
+
+/// Measures and prints.
+///
+/// # Errors
+/// A name, a number or a model that can't be used, a strategy that breaks down, a failed write.
+pub fn bench(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let plan = plan(args)?;
+    let wanted = Wanted::of(args)?;
+    let fetching: &dyn FetchProgress = if args.quiet { &Silent } else { &Bar::default() };
+    let models_dir = ModelDir::locate(args.places.models_dir.as_deref())?;
+    let loaded = model::load(&resolve(&plan.model, &models_dir, fetching)?)?;
+    wanted.check(loaded.spec.context_length)?;
+    let pools = wanted.pools()?;
+    let places = lookup(&args.places);
+    let text = plan.data[0].load(&places)?;
+    let ids = loaded.tokenizer.encode(&text.text)?;
+    let longest = wanted.longest().max(gate::TOKENS).max(CALIBRATION_WINDOW);
+    let geometry = geometry(&loaded.spec, longest.min(loaded.spec.context_length));
+    let weights: Arc<dyn WeightSource> = Arc::from(loaded.weights);
+    let mut sheet = empty_sheet(&plan, weights.as_ref())?;
+    // Within a pool, so that no other threads are ever started.
+    let widest = &pools[pools.len() - 1].pool;
+    let model = widest.install(|| Transformer::<Cpu>::load(weights))?;
+    let learner = Learner {
+        model: &model,
+        tokenizer: &loaded.tokenizer,
+        geometry: &geometry,
+    };
+    let calibration = learner.calibrate(&plan, &places, fetching)?;
+    let clock = SystemClock::new();
+    let bench = Bench {
+        model: &model,
+        geometry: &geometry,
+        calibration: calibration.as_ref(),
+        clock: &clock,
+        text: &ids,
+    };
+    measure(
+        &bench,
+        &plan.strategies,
+        &wanted,
+        (&pools, args.quiet),
+        &mut sheet,
+    )?;
+    let text = match args.output {
+        BenchForm::Md => markdown(&sheet),
+        BenchForm::Csv => csv(&sheet),
+        BenchForm::Json => json(&sheet),
+    };
+    out.write_all(text.as_bytes())?;
+    let holds = sheet.entrants.iter().all(|e| e.gate.holds());
+    Ok(if holds { Exit::Ok } else { Exit::Regression })
+}
+
+/// Checks, reads memory, times; fills the sheet.
+fn measure(
+    bench: &Bench<'_>,
+    strategies: &[Strategy],
+    wanted: &Wanted,
+    (pools, quiet): (&[Pool], bool),
+    sheet: &mut Sheet,
+) -> anyhow::Result<()> {
+    let refs: Vec<&Strategy> = strategies.iter().collect();
+    let bar = if quiet {
+        ProgressBar::hidden()
+    } else {
+        progress::items(wanted.work(strategies.len()) as usize)
+    };
+    bar.set_message("checking");
+    let check = (1 + DECODED) * gate::TOKENS as u64 / 2;
+    let gates = gate::check(bench, &refs, pools, &mut || bar.inc(check))?;
+    sheet.entrants = strategies
+        .iter()
+        .zip(gates)
+        .map(|(s, gate)| Entrant {
+            label: s.label.clone(),
+            type_k: side(&s.project_k, &s.encode_k),
+            type_v: side(&s.project_v, &s.encode_v),
+            gate,
+        })
+        .collect();
+    bar.set_message("reading memory");
+    let buffer = vec![1u64; BUFFER_BYTES / size_of::<u64>()];
+    let rates = pools.iter();
+    let rates = rates.map(|p| (p.n_threads, read_bytes_per_s(bench.clock, p, &buffer)));
+    sheet.read_bytes_per_s = rates.collect();
+    drop(buffer);
+    bar.set_message("timing");
+    let schedule = Schedule {
+        tests: &wanted.tests,
+        depths: &wanted.depths,
+        pools,
+        repetitions: wanted.repetitions,
+    };
+    sheet.rows = bench.run(&refs, &schedule, &mut |work, n| bar.inc(cost(work, n)))?;
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// The experiment that the names stand for; it lends its reading of strategies, texts and calibration.
+fn plan(args: &BenchArgs) -> anyhow::Result<Plan> {
+    let names = args
+        .strategies
+        .iter()
+        .flat_map(|text| match text.contains('=') {
+            true => vec![text.as_str()],
+            false => text.split(',').collect(),
+        });
+    let tables = names.map(table).collect::<anyhow::Result<Vec<String>>>()?;
+    let quoted = serde_json::to_string(&args.model).context("the model's name")?;
+    let text = format!(
+        "schema = 1\nmodel = {quoted}\nstrategy = [{}]\n[data]\nsets = [\"quickstart-prose\"]\n\
+         [protocol]\nkind = \"stream\"\n[calibration]\nset = \"calibration-mixed\"\n",
+        tables.join(", ")
+    );
+    let plan = config::parse("--strategy", &text, &[]);
+    // The places are those of a text that nobody wrote.
+    plan.map_err(|problems: Problems| {
+        let all = problems.iter().map(|p| format!("{}: {}", p.key, p.what));
+        anyhow::anyhow!("{}", all.collect::<Vec<_>>().join("; "))
+    })
+}
+
+/// A name as the keys of a `[[strategy]]`.
+fn table(name: &str) -> anyhow::Result<String> {
+    let name = name.trim();
+    if name.contains('=') {
+        return Ok(format!("{{ {name} }}"));
+    }
+    if PRESETS.iter().any(|p| p.name == name) {
+        return Ok(format!("{{ preset = \"{name}\" }}"));
+    }
+    let formats = || {
+        registry()
+            .filter(|d| d.kind == Kind::Encode)
+            .map(|d| d.name)
+    };
+    let (k, v) = name.split_once('/').unwrap_or((name, name));
+    for part in [k, v] {
+        if !formats().any(|f| f == part) {
+            let all: Vec<&str> = PRESETS.iter().map(|p| p.name).chain(formats()).collect();
+            let hint = did_you_mean(part, all.iter().copied());
+            let hint = hint.map_or_else(String::new, |h| format!("; {h}"));
+            bail!(
+                "no strategy is called `{part}`{hint}: give one of {}, or keys of a [[strategy]] such as 'encode = \"q8_0\", tail = 32'",
+                all.join(", ")
+            );
+        }
+    }
+    Ok(match k == v {
+        true => format!("{{ encode = \"{k}\" }}"),
+        false => format!("{{ encode = {{ k = \"{k}\", v = \"{v}\" }} }}"),
+    })
+}
+
+/// What is to be measured, in numbers.
+struct Wanted {
+    tests: Vec<(Work, usize)>,
+    depths: Vec<usize>,
+    threads: Vec<usize>,
+    repetitions: usize,
+}
+
+impl Wanted {
+    fn of(args: &BenchArgs) -> anyhow::Result<Self> {
+        let prompts = flat(&args.n_prompt).into_iter().map(|n| (Work::Prefill, n));
+        let decodes = flat(&args.n_gen).into_iter().map(|n| (Work::Decode, n));
+        let tests: Vec<_> = prompts.chain(decodes).filter(|(_, n)| *n > 0).collect();
+        if tests.is_empty() {
+            bail!("nothing to measure: -p and -n are both 0");
+        }
+        let mut threads = flat(&args.threads);
+        if threads.is_empty() {
+            threads.push(std::thread::available_parallelism().map_or(1, |n| n.get()));
+        }
+        if let Some(n) = threads.iter().find(|&&n| n == 0 || n > 1024) {
+            bail!("-t {n}: threads must be 1 to 1024");
+        }
+        Ok(Self {
+            tests,
+            depths: flat(&args.n_depth),
+            threads,
+            repetitions: args.repetitions.into(),
+        })
+    }
+
+    /// Positions of the longest run.
+    fn longest(&self) -> usize {
+        let longest = self.tests.iter().map(|(_, n)| n).max();
+        longest.unwrap_or(&0) + self.depths.iter().max().unwrap_or(&0)
+    }
+
+    fn check(&self, context_length: usize) -> anyhow::Result<()> {
+        let longest = self.longest();
+        if longest > context_length {
+            bail!(
+                "depth and test together reach {longest} tokens, the model's context is {context_length}: lower -d, -p or -n"
+            );
+        }
+        Ok(())
+    }
+
+    fn pools(&self) -> anyhow::Result<Vec<Pool>> {
+        let build = |&n_threads: &usize| {
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(n_threads)
+                .build();
+            let pool = pool.with_context(|| format!("{n_threads} threads"))?;
+            Ok(Pool { n_threads, pool })
+        };
+        self.threads.iter().map(build).collect()
+    }
+
+    /// All of it in tokens of prefill, for the progress.
+    fn work(&self, n_strategies: usize) -> u64 {
+        let runs: u64 = self.tests.iter().map(|&(work, n)| cost(work, n)).sum();
+        let runs = runs * (self.depths.len() * self.threads.len() * self.repetitions) as u64;
+        let check = cost(Work::Prefill, gate::TOKENS) + cost(Work::Decode, gate::TOKENS);
+        let deepest = self.depths.iter().max().unwrap_or(&0);
+        n_strategies as u64 * (runs + check + cost(Work::Prefill, *deepest))
+    }
+}
+
+/// The numbers of a list, rising, each once.
+fn flat(counts: &[Counts]) -> Vec<usize> {
+    let mut all: Vec<usize> = counts.iter().flat_map(|c| c.0.iter().copied()).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+fn cost(work: Work, n: usize) -> u64 {
+    let each = if work == Work::Decode { DECODED } else { 1 };
+    each * n as u64
+}
+
+/// What is known before anything is measured.
+fn empty_sheet(plan: &Plan, weights: &dyn WeightSource) -> anyhow::Result<Sheet> {
+    let environment = Environment::capture()?;
+    let spec = weights.spec();
+    let outer = Role::OUTER.map(|role| (role, 0));
+    let layers = (0..spec.n_layers).flat_map(|layer| Role::OF_LAYER.map(|role| (role, layer)));
+    let all: Vec<(Role, usize)> = outer.into_iter().chain(layers).collect();
+    let shapes = all
+        .iter()
+        .filter_map(|&(role, layer)| weights.shape(role, layer));
+    let stored = |(role, layer)| weights.stored_bytes(role, layer);
+    let read = needed(weights)?;
+    let commit = environment.source_commit.map(|c| format!(" ({c})"));
+    Ok(Sheet {
+        build: environment.engine.kvlab_version + &commit.unwrap_or_default(),
+        cpu: environment
+            .cpu_model
+            .unwrap_or_else(|| environment.engine.arch.clone()),
+        model: plan.model.clone(),
+        model_bytes: all.iter().copied().filter_map(stored).sum(),
+        n_params: shapes.map(|(rows, cols)| (rows * cols) as u64).sum(),
+        weight_bytes: read.iter().filter_map(|t| stored((t.role, t.layer))).sum(),
+        backend: "cpu".to_owned(),
+        entrants: Vec::new(),
+        read_bytes_per_s: Vec::new(),
+        rows: Vec::new(),
+    })
+}
