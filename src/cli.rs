@@ -176,7 +176,8 @@ tokens in the cache before. Numbers may be lists and ranges: 0,2048,4096 or 1024
 combination is run. t/s: mean ± sample deviation over the repetitions.
 
 In each repetition all strategies run in turn, so that a busy moment of the machine hits each of them: compare rows of one
-table. On a shared machine t/CPU s tells more than t/s.
+table. On a shared machine t/CPU s tells more than t/s. ppl2048 is a test of ours (--n-score): 2048 tokens as a perplexity
+takes them, with logits of each.
   MiB/step, GB/s   weights and cache that one decode step reads, and how fast; `machine:` is the rate of a plain read
   layers %         of the wall time: linear layers with norms and activations; head: the logits;
                    attention: over the stored cache; encoding: storing rows, eviction, sealing
@@ -218,6 +219,9 @@ pub struct BenchArgs {
         value_delimiter = ','
     )]
     pub n_gen: Vec<Counts>,
+    /// Tokens to score: prefill with the logits and likelihood of each, what a perplexity costs
+    #[arg(long, value_name = "N", default_value = "0", value_delimiter = ',')]
+    pub n_score: Vec<Counts>,
     /// Tokens in the cache before
     #[arg(
         short = 'd',
@@ -233,6 +237,14 @@ pub struct BenchArgs {
     /// Runs of each test that count
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub repetitions: u16,
+    /// Text to feed: a name of `kvlab list texts`, or a file
+    #[arg(
+        short = 'f',
+        long,
+        value_name = "TEXT",
+        default_value = "quickstart-prose"
+    )]
+    pub text: String,
     /// Form of the result
     #[arg(short, long, value_name = "FORM", default_value = "md")]
     pub output: BenchForm,

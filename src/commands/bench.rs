@@ -47,6 +47,12 @@ pub fn bench(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let places = lookup(&args.places);
     let text = plan.data[0].load(&places)?;
     let ids = loaded.tokenizer.encode(&text.text)?;
+    if ids.is_empty() {
+        bail!(
+            "{}: the text has no tokens: give another with -f",
+            text.name
+        );
+    }
     let longest = wanted.longest().max(gate::TOKENS).max(CALIBRATION_WINDOW);
     let geometry = geometry(&loaded.spec, longest.min(loaded.spec.context_length));
     let weights: Arc<dyn WeightSource> = Arc::from(loaded.weights);
@@ -140,9 +146,10 @@ fn plan(args: &BenchArgs) -> anyhow::Result<Plan> {
             false => text.split(',').collect(),
         });
     let tables = names.map(table).collect::<anyhow::Result<Vec<String>>>()?;
-    let quoted = serde_json::to_string(&args.model).context("the model's name")?;
+    let quoted = |s: &String| serde_json::to_string(s).context("a name");
+    let (model, text) = (quoted(&args.model)?, quoted(&args.text)?);
     let text = format!(
-        "schema = 1\nmodel = {quoted}\nstrategy = [{}]\n[data]\nsets = [\"quickstart-prose\"]\n\
+        "schema = 1\nmodel = {model}\nstrategy = [{}]\n[data]\nsets = [{text}]\n\
          [protocol]\nkind = \"stream\"\n[calibration]\nset = \"calibration-mixed\"\n",
         tables.join(", ")
     );
@@ -198,9 +205,11 @@ impl Wanted {
     fn of(args: &BenchArgs) -> anyhow::Result<Self> {
         let prompts = flat(&args.n_prompt).into_iter().map(|n| (Work::Prefill, n));
         let decodes = flat(&args.n_gen).into_iter().map(|n| (Work::Decode, n));
-        let tests: Vec<_> = prompts.chain(decodes).filter(|(_, n)| *n > 0).collect();
+        let scores = flat(&args.n_score).into_iter().map(|n| (Work::Score, n));
+        let tests = prompts.chain(decodes).chain(scores);
+        let tests: Vec<_> = tests.filter(|(_, n)| *n > 0).collect();
         if tests.is_empty() {
-            bail!("nothing to measure: -p and -n are both 0");
+            bail!("nothing to measure: -p, -n and --n-score are all 0");
         }
         let mut threads = flat(&args.threads);
         if threads.is_empty() {

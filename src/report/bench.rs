@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::format::{signed_plus_minus, significant};
+use super::format::significant;
 use crate::eval::bench::gate::Gate;
 use crate::eval::bench::{Measured, Work};
 
@@ -69,6 +69,7 @@ const FIELDS: &[Field] = &[
     ("type_v", |at| at.entrant().type_v.clone().into()),
     ("n_prompt", |at| at.tokens_of(Work::Prefill).into()),
     ("n_gen", |at| at.tokens_of(Work::Decode).into()),
+    ("n_score", |at| at.tokens_of(Work::Score).into()),
     ("n_depth", |at| at.row.test.depth.into()),
     ("test", |at| at.row.test.to_string().into()),
     ("avg_ns", |at| at.wall_ns().0.round().into()),
@@ -84,6 +85,7 @@ const FIELDS: &[Field] = &[
     ("head_share", |at| at.share(|p| p.head).into()),
     ("attention_share", |at| at.share(|p| p.attention).into()),
     ("encoding_share", |at| at.share(|p| p.encoding).into()),
+    ("perplexity", |at| at.row.perplexity.into()),
     ("gate_holds", |at| at.entrant().gate.holds().into()),
     ("gate_max_logit_difference", |at| {
         at.entrant().gate.max_logit_difference.into()
@@ -203,6 +205,14 @@ pub fn markdown(sheet: &Sheet) -> String {
     let rows = sheet.rows().map(|at| cells(&at).to_vec());
     let mut out = super::markdown::table(&super::markdown::plain(&HEADS, rows));
     out.push('\n');
+    for at in sheet.rows() {
+        if let Some(perplexity) = at.row.perplexity {
+            let (test, label) = (at.row.test, &at.entrant().label);
+            out.push_str(&format!(
+                "perplexity: {label} {test} {perplexity:.4} over its second half\n"
+            ));
+        }
+    }
     for (threads, bytes_per_s) in &sheet.read_bytes_per_s {
         let (s, rate) = (if *threads == 1 { "" } else { "s" }, bytes_per_s / 1e9);
         out.push_str(&format!(
@@ -275,7 +285,7 @@ fn verdict(gate: &Gate) -> String {
     format!(
         "{n} single steps equal chunks to the bit, on all numbers of threads; against f32 rows: same top token {:.1} %, KLD {}",
         100.0 * gate.same_top_fraction,
-        signed_plus_minus(gate.mean_kld, None),
+        significant(gate.mean_kld, 2),
     )
 }
 
@@ -288,4 +298,120 @@ fn mean_and_deviation(values: &[f64]) -> (f64, Option<f64>) {
         mean,
         (values.len() > 1).then(|| (squares / (n - 1.0)).sqrt()),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cache::MemoryReport;
+    use crate::engine::clock::Reading;
+    use crate::eval::bench::{Parts, Test};
+
+    fn sheet() -> Sheet {
+        let gate = Gate {
+            n_tokens: 192,
+            first_difference: None,
+            first_non_finite: None,
+            max_logit_difference: 0.5,
+            mean_kld: 0.001,
+            same_top_fraction: 0.99,
+        };
+        let entrant = |label: &str, gate| Entrant {
+            label: label.to_owned(),
+            type_k: "q8_0".to_owned(),
+            type_v: "q4_0".to_owned(),
+            gate,
+        };
+        let ms = Duration::from_millis;
+        let run = |wall| Reading {
+            wall: ms(wall),
+            cpu: ms(400),
+        };
+        let row = |strategy, work| Measured {
+            strategy,
+            test: Test {
+                work,
+                n: 10,
+                depth: 64,
+            },
+            n_threads: 2,
+            runs: vec![run(200), run(250)],
+            parts: Parts {
+                layers: ms(225),
+                head: ms(90),
+                attention: ms(90),
+                encoding: ms(45),
+            },
+            memory: MemoryReport {
+                payload_bytes: 1 << 20,
+                ..MemoryReport::default()
+            },
+            attended_bytes: 50e6,
+            perplexity: None,
+        };
+        let broken = Gate {
+            first_difference: Some(7),
+            ..gate
+        };
+        Sheet {
+            build: "0.1.0".to_owned(),
+            cpu: "a, \"b\"".to_owned(),
+            model: "m".to_owned(),
+            model_bytes: 1 << 20,
+            n_params: 1_500_000,
+            weight_bytes: 50_000_000,
+            backend: "cpu".to_owned(),
+            entrants: vec![entrant("k8v4", gate), entrant("odd", broken)],
+            read_bytes_per_s: vec![(2, 40e9)],
+            rows: vec![row(0, Work::Decode), row(1, Work::Prefill)],
+        }
+    }
+
+    #[test]
+    fn fields_are_the_same_in_csv_and_json() {
+        let rows: Vec<Value> = serde_json::from_str(&json(&sheet())).unwrap();
+        let first = &rows[0];
+        // 10 tokens in 200 and 250 ms, 400 ms of CPU each.
+        assert_eq!(first["avg_ts"], 45.0);
+        assert!((first["stddev_ts"].as_f64().unwrap() - 50f64.sqrt()).abs() < 1e-12);
+        assert_eq!(first["tokens_per_cpu_s"], 25.0);
+        assert_eq!(first["samples_ns"], json!([200_000_000, 250_000_000]));
+        // 100 MB a step, 22.5 ms a step.
+        assert!((first["bytes_per_s"].as_f64().unwrap() / 4.444e9 - 1.0).abs() < 1e-3);
+        assert_eq!(first["machine_read_bytes_per_s"], 40e9);
+        assert_eq!(first["attention_share"], 0.2);
+        assert_eq!(
+            (&first["n_gen"], &first["n_prompt"]),
+            (&json!(10), &json!(0))
+        );
+        assert_eq!(rows[1]["bytes_per_step"], Value::Null);
+        assert_eq!(rows[1]["gate_holds"], false);
+        let csv = csv(&sheet());
+        let lines: Vec<&str> = csv.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[0].split(',').count(), FIELDS.len());
+        assert!(lines[1].starts_with(
+            "0.1.0,\"a, \"\"b\"\"\",cpu,m,1048576,1500000,2,k8v4,q8_0,q4_0,0,10,0,64,tg10 @ d64,"
+        ));
+    }
+
+    #[test]
+    fn a_strategy_that_fails_its_check_is_marked() {
+        let text = markdown(&sheet());
+        assert!(
+            text.contains("| k8v4       | tg10 @ d64 | 45.00 ± 7.07 | 25.00"),
+            "{text}"
+        );
+        assert!(text.contains("| odd FAILED | pp10 @ d64 |"), "{text}");
+        assert!(
+            text.contains("check: odd FAILED: from position 7 of 192 on"),
+            "{text}"
+        );
+        assert!(
+            text.contains("2 threads read memory at 40.0 GB/s"),
+            "{text}"
+        );
+    }
 }

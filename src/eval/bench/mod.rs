@@ -6,13 +6,14 @@
 
 pub mod bandwidth;
 pub mod gate;
+mod head;
 
 use std::fmt;
 use std::time::Duration;
 
 use rayon::ThreadPool;
-use serde::Serialize;
 
+use self::head::Head;
 use crate::cache::stage::Calibration;
 use crate::cache::strategy::Strategy;
 use crate::cache::{
@@ -29,20 +30,21 @@ const FORK: SeqId = SeqId(1);
 /// Tokens of a run that warms up.
 const WARM_UP: usize = 16;
 
-/// Prefill or decode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+/// What a run does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Chunks of up to [`CHUNK`] tokens, logits of the last one.
     Prefill,
     /// One token at a time, logits of each.
     Decode,
+    /// Chunks, logits of every token and the likelihood of the next one: what a perplexity costs.
+    Score,
 }
 
 /// What is timed. Shown as llama-bench shows it: `pp512`, `tg128 @ d4096`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Test {
-    /// Prefill or decode.
+    /// What a run does.
     pub work: Work,
     /// Tokens of one run.
     pub n: usize,
@@ -52,9 +54,12 @@ pub struct Test {
 
 impl fmt::Display for Test {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (work, n) = (self.work, self.n);
-        let name = if work == Work::Prefill { "pp" } else { "tg" };
-        write!(f, "{name}{n}")?;
+        let name = match self.work {
+            Work::Prefill => "pp",
+            Work::Decode => "tg",
+            Work::Score => "ppl",
+        };
+        write!(f, "{name}{}", self.n)?;
         match self.depth {
             0 => Ok(()),
             depth => write!(f, " @ d{depth}"),
@@ -80,7 +85,7 @@ fn on<T: Send>(pool: Option<&Pool>, work: impl FnOnce() -> T + Send) -> T {
 
 /// What to measure: every combination of these.
 pub struct Schedule<'a> {
-    /// Prefill or decode, with its tokens.
+    /// What a run does, and its tokens.
     pub tests: &'a [(Work, usize)],
     /// Tokens in the cache before a run, rising.
     pub depths: &'a [usize],
@@ -110,7 +115,7 @@ pub struct Bench<'a> {
 pub struct Parts {
     /// Linear layers of the model, with its norms and activations.
     pub layers: Duration,
-    /// The matrix that makes logits.
+    /// The matrix that makes logits, and likelihoods where they are asked for.
     pub head: Duration,
     /// Attention over the stored cache.
     pub attention: Duration,
@@ -142,6 +147,8 @@ pub struct Measured {
     pub memory: MemoryReport,
     /// Bytes of the cache that one decode step reads, mean over a run; to within one page of a row's 128 positions.
     pub attended_bytes: f64,
+    /// Perplexity of the second half of a run that scores, in llama-perplexity's convention.
+    pub perplexity: Option<f64>,
 }
 
 /// A strategy that can't run.
@@ -159,6 +166,7 @@ struct Run {
     reading: Reading,
     parts: Parts,
     memory_after: MemoryReport,
+    perplexity: Option<f64>,
 }
 
 type Cache<'a> = Stopwatch<'a, StagedCache>;
@@ -250,21 +258,13 @@ impl<'a> Bench<'a> {
     fn once(&self, cache: &mut Cache<'_>, work: Work, n: usize) -> Result<Run, StepError> {
         let first = cache.len(BASE)?;
         let tokens = self.tokens(first as usize, n);
-        let mut logits = vec![0.0; self.model.spec().n_vocab];
-        let mut head = Duration::ZERO;
+        let mut head = Head::new(self, work, &tokens);
         cache.fork(BASE, FORK)?;
         cache.take();
         let start = self.clock.read();
-        let chunk = if work == Work::Prefill { CHUNK } else { 1 };
-        let mut left = tokens.len();
+        let chunk = if work == Work::Decode { 1 } else { CHUNK };
         feed(self.model, cache, FORK, &tokens, chunk, |chunk| {
-            left -= chunk.tokens.len();
-            if work == Work::Decode || left == 0 {
-                let start = self.clock.wall();
-                let last = chunk.hidden.n_rows() - 1;
-                self.model.logits(chunk.hidden, last..last + 1, &mut logits);
-                head += self.clock.wall().saturating_sub(start);
-            }
+            head.read(chunk.hidden);
             Ok::<(), StepError>(())
         })?;
         let reading = self.clock.read().since(start);
@@ -273,8 +273,10 @@ impl<'a> Bench<'a> {
         cache.release(FORK)?;
         let (attention, encoding) = (spent.attend, spent.append + spent.commit);
         let parts = Parts {
-            layers: reading.wall.saturating_sub(head + attention + encoding),
-            head,
+            layers: reading
+                .wall
+                .saturating_sub(head.spent + attention + encoding),
+            head: head.spent,
             attention,
             encoding,
         };
@@ -282,6 +284,7 @@ impl<'a> Bench<'a> {
             reading,
             parts,
             memory_after,
+            perplexity: head.perplexity(),
         })
     }
 }
@@ -289,6 +292,7 @@ impl<'a> Bench<'a> {
 impl Measured {
     fn take(&mut self, run: Run) {
         self.runs.push(run.reading);
+        self.perplexity = run.perplexity;
         self.parts.layers += run.parts.layers;
         self.parts.head += run.parts.head;
         self.parts.attention += run.parts.attention;
@@ -331,6 +335,7 @@ fn rows<'s>(
                     parts: Parts::default(),
                     memory: *memory,
                     attended_bytes: 0.0,
+                    perplexity: None,
                 })
         })
     })
@@ -345,3 +350,6 @@ fn attended(m: &MemoryReport) -> u64 {
         + m.projection_bytes
         + m.backing_bytes
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! `kvlab bench` as a user runs it: refusals before any work, and a short bench of the real model.
+
+use std::process::Command;
+
+use kvlab::model::source::{ModelDir, Silent, resolve};
+use serde_json::Value;
+
+const MODEL: &str = "smollm2-135m-instruct";
+
+fn bench(args: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_kvlab"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .arg("bench")
+        .args(args)
+        .output()
+        .expect("it runs");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    let code = output.status.code().unwrap_or(-1);
+    (code, text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn names_and_numbers_are_refused_before_any_work() {
+    for (args, message) in [
+        (
+            &["-s", "q8"][..],
+            "no strategy is called `q8`; did you mean `q8_0`?",
+        ),
+        (&["-s", "q8_0/q4"], "no strategy is called `q4`"),
+        (&["-s", "tail = -1"], "strategy.0.tail: is -1"),
+        (&["-s", "f16,f16"], "is the same strategy as \"f16\""),
+        (&["-p", "0", "-n", "0"], "nothing to measure"),
+        (&["-t", "0"], "threads must be 1 to 1024"),
+        (&["-d", "1-"], "`1-` must be a number"),
+        (
+            &["-m", "smollm2-135m-instrukt"],
+            "did you mean `smollm2-135m-instruct`?",
+        ),
+        (&["-f", "quickstart-pros"], "quickstart-prose"),
+    ] {
+        let (code, out, err) = bench(args);
+        assert_eq!((code, out.as_str()), (2, ""), "{args:?}: {err}");
+        assert!(err.contains(message), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn a_short_bench_of_a_real_model_has_a_row_per_strategy_test_depth_and_threads() {
+    let dir = ModelDir::locate(None);
+    let found = dir.and_then(|dir| resolve(MODEL, &dir, &Silent));
+    if let Err(reason) = found {
+        eprintln!("SKIPPED, the test needs {MODEL}: {reason}");
+        return;
+    }
+    let (code, out, err) = bench(&[
+        "-s",
+        "f16,q8_0/q4_0",
+        "-s",
+        "encode = \"q4_0\", tail = 32",
+        "-p",
+        "16",
+        "-n",
+        "2",
+        "-d",
+        "0,130",
+        "-t",
+        "1-2",
+        "-r",
+        "2",
+        "-o",
+        "json",
+        "-q",
+    ]);
+    assert_eq!(code, 0, "{err}");
+    let rows: Vec<Value> = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(rows.len(), 3 * 2 * 2 * 2);
+    let names: Vec<&str> = rows[..3]
+        .iter()
+        .filter_map(|r| r["strategy"].as_str())
+        .collect();
+    assert_eq!(names, ["f16", "q8_0/q4_0", "q4_0 tail 32"]);
+    let number = |row: &Value, field: &str| row[field].as_f64().unwrap_or(f64::NAN);
+    for row in &rows {
+        assert_eq!(row["gate_holds"], true);
+        assert_eq!(row["model_n_params"], 134_515_008);
+        assert!(number(row, "avg_ts") > 0.0 && number(row, "machine_read_bytes_per_s") > 1e8);
+        let shares = [
+            "layers_share",
+            "head_share",
+            "attention_share",
+            "encoding_share",
+        ];
+        let sum: f64 = shares.map(|s| number(row, s)).iter().sum();
+        assert!((sum - 1.0).abs() < 1e-9, "{row}");
+    }
+    let deep = |strategy: &str| {
+        let here = |r: &&Value| r["test"] == "tg2 @ d130" && r["strategy"] == strategy;
+        rows.iter().find(here).expect("a row")
+    };
+    // 23,040 bytes of f16 rows per token, and the weights of one step.
+    let weights = number(deep("f16"), "bytes_per_step") - 131.0 * 23_040.0;
+    assert!(
+        (weights / number(&rows[0], "model_size") - 1.0).abs() < 0.01,
+        "{weights}"
+    );
+    assert!(number(deep("q8_0/q4_0"), "cache_bytes") < 0.5 * number(deep("f16"), "cache_bytes"));
+}
