@@ -156,7 +156,10 @@ fn plan(args: &BenchArgs) -> anyhow::Result<Plan> {
     let plan = config::parse("--strategy", &text, &[]);
     // The places are those of a text that nobody wrote.
     plan.map_err(|problems: Problems| {
-        let all = problems.iter().map(|p| format!("{}: {}", p.key, p.what));
+        let hint = |h: &Option<String>| h.as_ref().map_or_else(String::new, |h| format!("; {h}"));
+        let all = problems
+            .iter()
+            .map(|p| format!("{}: {}{}", p.key, p.what, hint(&p.hint)));
         anyhow::anyhow!("{}", all.collect::<Vec<_>>().join("; "))
     })
 }
