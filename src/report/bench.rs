@@ -213,6 +213,9 @@ pub fn markdown(sheet: &Sheet) -> String {
             ));
         }
     }
+    for sentence in super::growth::sentences(sheet) {
+        out.push_str(&(sentence + "\n"));
+    }
     for (threads, bytes_per_s) in &sheet.read_bytes_per_s {
         let (s, rate) = (if *threads == 1 { "" } else { "s" }, bytes_per_s / 1e9);
         out.push_str(&format!(

@@ -10,6 +10,7 @@ pub mod conventions;
 pub mod csv;
 mod fields;
 pub mod format;
+mod growth;
 pub mod latex;
 pub mod markdown;
 pub mod measures;
