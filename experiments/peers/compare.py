@@ -22,6 +22,8 @@ ROOT = HERE.parent.parent
 PARTS = ["prefill", "decode", "perplexity", "transformers"]
 # What a strategy of ours is held against where llama.cpp has no cache of that name.
 DEFAULT_PEER_CACHE = "f16"
+# Load average before the first round from which on the table says so.
+BUSY = 0.5
 LLAMA_CACHES = {"f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"}
 
 
@@ -197,7 +199,7 @@ def compare(args):
         for tests, systems in plan(args):
             results = {}
             for name, function, cache in systems:
-                print(f"round {round_ + 1}/{args.rounds}: {name} {joined(tests)}", file=sys.stderr, flush=True)
+                print(f"round {round_ + 1}/{args.rounds}: {name} {' '.join(map(str, tests))}", file=sys.stderr, flush=True)
                 results[name] = function(args, cache, tests)
             ours, peer = results
             for test, threads in results[ours]:
@@ -261,6 +263,8 @@ def main():
     for name, value in PERPLEXITIES.items():
         print(f"perplexity of the second half of the first window: {name} {value:.4f}")
     print(f"{machine['cpu']}, {machine['cores']} cores, load {before[0]:.2f}; {args.rounds} rounds; {args.out}")
+    if before[0] > BUSY:
+        print("The machine was busy before the first round: only ratios of CPU time at one thread mean something.")
 
 
 def cpu_name():
