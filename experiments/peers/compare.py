@@ -45,7 +45,7 @@ def arguments():
     p.add_argument("--window", type=int, default=2048, help="tokens of a perplexity window")
     p.add_argument("--windows", type=int, default=2, help="windows that llama-perplexity takes in a round")
     p.add_argument("--rotate", action="store_true", help="quantized caches rotated on both sides, llama.cpp's default")
-    p.add_argument("--out", type=Path, default=Path("peers.json"))
+    p.add_argument("--out", type=Path, default=ROOT / "target/peers.json", help="every round, as JSON")
     args = p.parse_args()
     unknown = set(args.only) - set(PARTS)
     if unknown:
