@@ -56,7 +56,7 @@ fn a_short_bench_of_a_real_model_has_a_row_per_strategy_test_depth_and_threads()
         "-s",
         "f16,q8_0/q4_0",
         "-s",
-        "encode = \"q4_0\", tail = 32",
+        "encode = \"kvquant\", tail = 32",
         "-p",
         "16",
         "-n",
@@ -78,7 +78,7 @@ fn a_short_bench_of_a_real_model_has_a_row_per_strategy_test_depth_and_threads()
         .iter()
         .filter_map(|r| r["strategy"].as_str())
         .collect();
-    assert_eq!(names, ["f16", "q8_0/q4_0", "q4_0 tail 32"]);
+    assert_eq!(names, ["f16", "q8_0/q4_0", "kvquant tail 32"]);
     let number = |row: &Value, field: &str| row[field].as_f64().unwrap_or(f64::NAN);
     for row in &rows {
         assert_eq!(row["gate_holds"], true);

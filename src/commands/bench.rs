@@ -150,7 +150,7 @@ fn plan(args: &BenchArgs) -> anyhow::Result<Plan> {
     let (model, text) = (quoted(&args.model)?, quoted(&args.text)?);
     let text = format!(
         "schema = 1\nmodel = {model}\nstrategy = [{}]\n[data]\nsets = [{text}]\n\
-         [protocol]\nkind = \"stream\"\n[calibration]\nset = \"calibration-mixed\"\n",
+         [protocol]\nkind = \"stream\"\n[calibration]\nset = \"calibration-mixed\"\ntokens = 2048\n",
         tables.join(", ")
     );
     let plan = config::parse("--strategy", &text, &[]);
