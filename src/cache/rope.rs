@@ -3,6 +3,8 @@
 //! Invariants: the angle of (position, pair) is `position · inv_freq[pair]`, formed in f32 as the reference
 //! implementations do; a row's rotation depends on its position alone.
 
+use crate::compute::cpu::vector::multiversion;
+
 /// Which two channels form a rotated pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PairLayout {
@@ -61,22 +63,49 @@ impl Rope {
         let first = position as usize * n;
         let angles = &self.table[first..first + n];
         match self.layout {
-            PairLayout::Interleaved => {
-                for (pair, &(c, s)) in row.chunks_exact_mut(2).zip(angles) {
-                    let (a, b) = (pair[0], pair[1]);
-                    pair[0] = a * c - b * s;
-                    pair[1] = a * s + b * c;
-                }
-            }
-            PairLayout::HalfSplit => {
-                let (lo, hi) = row.split_at_mut(n);
-                for ((x, y), &(c, s)) in lo.iter_mut().zip(hi.iter_mut()).zip(angles) {
-                    let (a, b) = (*x, *y);
-                    *x = a * c - b * s;
-                    *y = a * s + b * c;
-                }
-            }
+            PairLayout::Interleaved => interleaved(row, angles),
+            PairLayout::HalfSplit => half_split(row, angles),
         }
+    }
+}
+
+/// Pairs at a time: whole vectors of channels.
+const PAIRS: usize = 8;
+
+multiversion! {
+    fn interleaved(row: &mut [f32], angles: &[(f32, f32)]) = interleaved_body;
+}
+
+multiversion! {
+    fn half_split(row: &mut [f32], angles: &[(f32, f32)]) = half_split_body;
+}
+
+#[inline(always)]
+fn interleaved_body(row: &mut [f32], angles: &[(f32, f32)]) {
+    let (blocks, rest) = row[..2 * angles.len()].as_chunks_mut::<{ 2 * PAIRS }>();
+    let (angles, last) = angles.as_chunks::<PAIRS>();
+    for (block, angles) in blocks.iter_mut().zip(angles) {
+        let x = *block;
+        for i in 0..PAIRS {
+            let (c, s) = angles[i];
+            block[2 * i] = x[2 * i] * c - x[2 * i + 1] * s;
+            block[2 * i + 1] = x[2 * i] * s + x[2 * i + 1] * c;
+        }
+    }
+    for (pair, &(c, s)) in rest.chunks_exact_mut(2).zip(last) {
+        let (a, b) = (pair[0], pair[1]);
+        pair[0] = a * c - b * s;
+        pair[1] = a * s + b * c;
+    }
+}
+
+#[inline(always)]
+fn half_split_body(row: &mut [f32], angles: &[(f32, f32)]) {
+    let (lo, hi) = row.split_at_mut(angles.len());
+    for ((x, y), &(c, s)) in lo.iter_mut().zip(hi).zip(angles) {
+        let (a, b) = (*x, *y);
+        *x = a * c - b * s;
+        *y = a * s + b * c;
     }
 }
 
