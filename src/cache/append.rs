@@ -18,6 +18,9 @@ use super::types::{LayerGeometry, Span};
 use super::visibility::{Class, Rules};
 use super::{CacheError, RANGE};
 
+/// Rows of a head that are coded sooner than another thread would wake up.
+const FEW_ROWS: usize = 16;
+
 /// Refuses gaps and positions past the model's context.
 pub fn check_span(
     g: &LayerGeometry,
@@ -117,10 +120,8 @@ impl Appender<'_> {
     ) -> Result<(), CacheError> {
         let first = span.positions.start;
         self.check_finite(first, rows)?;
-        let new: Vec<NewRows> = (0..self.geometry.n_kv_heads)
-            .into_par_iter()
-            .map(|head| self.split(head, first, rows))
-            .collect();
+        let new: Vec<NewRows> =
+            self.each_head(span.n_tokens(), |head| Ok(self.split(head, first, rows)))?;
         let phase = state.phase;
         let layer = &mut state.layers[self.layer];
         for (head, new) in layer.heads.iter_mut().zip(&new) {
@@ -161,15 +162,11 @@ impl Appender<'_> {
             let predicted = carry.as_ref().map(|c| c.rows(side));
             let layer = &mut state.layers[self.layer];
             let reader = places.reader();
-            let coded: Vec<Coded> = layer
-                .heads
-                .par_iter()
-                .enumerate()
-                .map(|(h, head)| {
-                    let rows = self.rows((h, side), head, reader, (done..end, fresh))?;
-                    Ok::<_, CacheError>(self.encode((h, side), rows, predicted))
-                })
-                .collect::<Result<_, _>>()?;
+            let heads = &layer.heads;
+            let coded: Vec<Coded> = self.each_head((end - done) as usize, |h| {
+                let rows = self.rows((h, side), &heads[h], reader, (done..end, fresh))?;
+                Ok(self.encode((h, side), rows, predicted))
+            })?;
             for (h, (head, coded)) in layer.heads.iter_mut().zip(coded).enumerate() {
                 let format = self.stages.formats[self.layer].format(h, side, Class::Coded);
                 let mut at = 0;
@@ -189,6 +186,19 @@ impl Appender<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What `work` makes of each head; by several threads if there are rows enough.
+    fn each_head<T: Send>(
+        &self,
+        n_rows: usize,
+        work: impl Fn(usize) -> Result<T, CacheError> + Sync + Send,
+    ) -> Result<Vec<T>, CacheError> {
+        let heads = 0..self.geometry.n_kv_heads;
+        if n_rows <= FEW_ROWS {
+            return heads.map(work).collect();
+        }
+        heads.into_par_iter().map(work).collect()
     }
 
     fn walk<'w>(&self, state: &'w SequenceState, places: &'w Places<'_>) -> Walk<'w>
@@ -330,6 +340,9 @@ impl Appender<'_> {
             let n_sinks = rules.sinks.saturating_sub(first) as usize;
             (Class::Exact, n_sinks.min(n))
         };
+        if n_kept == 0 {
+            return Ok(());
+        }
         let format = self.stages.formats[self.layer].format(0, side, class);
         let positions: Vec<u32> = (first..).take(n_kept).collect();
         let coded = by_range(format, &positions, &rows[..n_kept * d]);

@@ -6,7 +6,7 @@
 //! tile, the chunk, paging, holes or threads. K and V of a row may stand in different classes.
 
 use super::places::{Page, Reader, bits};
-use super::scratch::{Scratch, Source, Space};
+use super::scratch::{Scratch, Source, merge, room};
 use super::sequence::HeadState;
 use super::stage::{KeyForm, Side};
 use super::stages::{LayerFormats, Stages};
@@ -14,7 +14,7 @@ use super::types::LayerGeometry;
 use super::visibility::{Class, Rules};
 use super::{CacheError, RANGE};
 use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
-use crate::compute::cpu::vector::{axpy_rows, exp_pair, exp_sum, max, rescale_add};
+use crate::compute::cpu::vector::{axpy_rows, exp_sum, max};
 
 /// One KV head's rows as attention reads them.
 #[derive(Clone, Copy)]
@@ -56,7 +56,7 @@ impl Scratch {
         let group = view.geometry.group();
         let n_queries = tile.q.len() / d;
         let last = tile.first + (n_queries / group) as u32 - 1;
-        self.start(view, &tile);
+        self.prepare(view, &tile);
         let first_range = view.rules[0]
             .window
             .map_or(0, |w| (tile.first + 1).saturating_sub(w))
@@ -84,24 +84,24 @@ impl Scratch {
     }
 
     /// Rotates and absorbs the queries, clears the accumulators.
-    fn start(&mut self, view: HeadView<'_>, tile: &Tile<'_>) {
+    pub(super) fn prepare(&mut self, view: HeadView<'_>, tile: &Tile<'_>) {
         let (g, stages) = (view.geometry, view.stages);
         let d = g.head_dim;
         let n = tile.q.len() / d;
         self.make_room(view, n);
-        self.q_exact.clear();
-        self.q_exact.extend_from_slice(tile.q);
-        for (i, q) in self.q_exact.chunks_exact_mut(d).enumerate() {
+        let [q_exact, q_coded] = &mut self.q;
+        q_exact.clear();
+        q_exact.extend_from_slice(tile.q);
+        for (i, q) in q_exact.chunks_exact_mut(d).enumerate() {
             g.rope.rotate(tile.first + (i / g.group()) as u32, q);
             for x in q {
                 *x *= g.scale;
             }
         }
-        self.q_coded.clear();
+        q_coded.clear();
         if stages.absorbs_keys() {
-            for q in self.q_exact.chunks_exact(d) {
-                self.q_coded
-                    .extend(stages.project_k.absorb(view.layer, view.head, q));
+            for q in q_exact.chunks_exact(d) {
+                q_coded.extend(stages.project_k.absorb(view.layer, view.head, q));
             }
         }
         for (space, dim) in self.spaces.iter_mut().zip([view.value_dim(), d]) {
@@ -109,7 +109,9 @@ impl Scratch {
             space.used = false;
             space.sum.clear();
             space.sum.resize(n * dim, 0.0);
-            space.partial.resize(n * dim, 0.0);
+        }
+        for (partial, space) in self.partials.iter_mut().zip(&self.spaces) {
+            partial.resize(n * space.dim, 0.0);
         }
         self.m.clear();
         self.m.resize(n, f32::NEG_INFINITY);
@@ -133,6 +135,7 @@ impl Scratch {
         let n = source.positions.len();
         let d = view.geometry.head_dim;
         let n_stored = page.stored().count_ones() as usize;
+        room(&mut self.rows, RANGE * format.dim.max(d));
         self.rows.resize(n_stored * format.dim.max(d), 0.0);
         if !view.copy_restored((Side::K, class), &source.positions, &mut self.rows) {
             view.reader
@@ -146,11 +149,7 @@ impl Scratch {
         source.make_room(RANGE * dim, self.m.len());
         source.data.resize(dim * RANGE, 0.0);
         transpose(&self.rows[..n * dim], dim, &mut source.data);
-        let q = if in_coded_space {
-            &self.q_coded
-        } else {
-            &self.q_exact
-        };
+        let q = &self.q[usize::from(in_coded_space)];
         let m = q.len() / dim;
         source.scores.resize(m * RANGE, 0.0);
         gemm(
@@ -203,7 +202,8 @@ impl Scratch {
         let [keys, values] = &mut self.sources;
         let (keys, values) = (&mut keys[k], &values[v]);
         let n = keys.positions.len();
-        let space = &mut self.spaces[usize::from(v != Class::Coded as usize)];
+        let which = usize::from(v != Class::Coded as usize);
+        let space = &mut self.spaces[which];
         space.used = true;
         self.weights.resize(2 * n_queries, 0.0);
         let rows = keys.scores.chunks_exact_mut(RANGE).take(n_queries);
@@ -227,10 +227,11 @@ impl Scratch {
                 stride: space.dim,
             },
             MatMut {
-                data: &mut space.partial,
+                data: &mut self.partials[which],
                 stride: space.dim,
             },
         );
+        let partials = &self.partials;
         for i in 0..n_queries {
             let (m, l) = (self.weights[2 * i], self.weights[2 * i + 1]);
             merge(
@@ -238,7 +239,10 @@ impl Scratch {
                 (&mut self.m[i], &mut self.l[i]),
                 i,
                 (m, l),
-                [v == 0, v != 0],
+                [
+                    (v == 0).then_some(&*partials[0]),
+                    (v != 0).then_some(&*partials[1]),
+                ],
             );
         }
     }
@@ -280,7 +284,7 @@ impl Scratch {
         {
             let which = usize::from(class != Class::Coded as usize);
             let space = &mut self.spaces[which];
-            let acc = &mut space.partial[i * space.dim..(i + 1) * space.dim];
+            let acc = &mut self.partials[which][i * space.dim..(i + 1) * space.dim];
             let mut row = 0;
             while row < s.intervals.len() {
                 let run = s.intervals[row..]
@@ -309,17 +313,21 @@ impl Scratch {
                 row += run;
             }
         }
+        let partials = &self.partials;
         merge(
             &mut self.spaces,
             (&mut self.m[i], &mut self.l[i]),
             i,
             (m, l),
-            used,
+            [
+                used[0].then_some(&*partials[0]),
+                used[1].then_some(&*partials[1]),
+            ],
         );
     }
 
     /// Divides by the sum of weights and brings coded values back to the head's channels.
-    fn finish(&mut self, view: HeadView<'_>, out: &mut [f32]) {
+    pub(super) fn finish(&mut self, view: HeadView<'_>, out: &mut [f32]) {
         let d = view.geometry.head_dim;
         let [coded, exact] = &self.spaces;
         for (i, out) in out.chunks_exact_mut(d).enumerate() {
@@ -333,15 +341,17 @@ impl Scratch {
             if !coded.used {
                 continue;
             }
-            let mut z: Vec<f32> = coded.sum[i * coded.dim..(i + 1) * coded.dim]
-                .iter()
-                .map(|x| x / l)
-                .collect();
+            let z = &coded.sum[i * coded.dim..(i + 1) * coded.dim];
             if view.stages.sums_coded_values() {
-                z = view.stages.project_v.expand(view.layer, view.head, &z, d);
-            }
-            for (o, x) in out.iter_mut().zip(z) {
-                *o += x;
+                let z: Vec<f32> = z.iter().map(|x| x / l).collect();
+                let x = view.stages.project_v.expand(view.layer, view.head, &z, d);
+                for (o, x) in out.iter_mut().zip(x) {
+                    *o += x;
+                }
+            } else {
+                for (o, x) in out.iter_mut().zip(z) {
+                    *o += x / l;
+                }
             }
         }
     }
@@ -358,7 +368,7 @@ impl<'a> HeadView<'a> {
     }
 
     /// Copies coded rows from their reconstruction, `[row][head_dim]`, if there is one.
-    fn copy_restored(
+    pub(super) fn copy_restored(
         &self,
         (side, class): (Side, Class),
         positions: &[u32],
@@ -429,7 +439,7 @@ fn sees(&(from, until): &(u32, u32), position: u32) -> bool {
 }
 
 /// Expands projected keys and rotates pre-RoPE ones, in place. `rows`: `[row][coded_dim]` in, `[row][head_dim]` out.
-fn restore_keys(
+pub(super) fn restore_keys(
     view: HeadView<'_>,
     class: Class,
     positions: &[u32],
@@ -459,35 +469,6 @@ fn transpose(rows: &[f32], dim: usize, kt: &mut [f32]) {
             let column = &mut kt[c * RANGE + 16 * j0..];
             for (x, row) in column.iter_mut().zip(block.chunks_exact(dim)) {
                 *x = row[c];
-            }
-        }
-    }
-}
-
-/// Merges query i's partial (m, l, acc) of one range into its running sums.
-fn merge(
-    spaces: &mut [Space; 2],
-    total: (&mut f32, &mut f32),
-    i: usize,
-    partial: (f32, f32),
-    used: [bool; 2],
-) {
-    let m = if partial.0 > *total.0 {
-        partial.0
-    } else {
-        *total.0
-    };
-    let (old, new) = exp_pair(*total.0 - m, partial.0 - m);
-    *total.0 = m;
-    *total.1 = partial.1.mul_add(new, *total.1 * old);
-    for (space, used) in spaces.iter_mut().zip(used) {
-        let rows = i * space.dim..(i + 1) * space.dim;
-        if used {
-            let partial = &space.partial[rows.clone()];
-            rescale_add(&mut space.sum[rows], old, partial, new);
-        } else if space.used && old != 1.0 {
-            for s in &mut space.sum[rows] {
-                *s *= old;
             }
         }
     }

@@ -11,6 +11,7 @@ use rayon::prelude::*;
 
 use super::append::{Appender, check_span};
 use super::attention::{HeadView, Tile};
+use super::commit::{commit_layer, truncate};
 use super::pages::{HostStore, PageStore, Tier};
 use super::places::{Places, Reader};
 use super::predict::{Carries, Carry, Walk};
@@ -19,9 +20,10 @@ use super::sequence::{HeadState, Phase, SequenceState};
 use super::stage::{LiveRows, Moment, Side};
 use super::stages::{Materials, Stages};
 use super::strategy::Strategy;
+use super::token::{self, Token};
 use super::types::{Admission, Batch, Continuation, Geometry, MemoryReport, Rows, SeqId, Span};
-use super::visibility::{Class, FOREVER};
-use super::{CacheError, KvCache, Needs, RANGE};
+use super::visibility::FOREVER;
+use super::{CacheError, KvCache, Needs};
 
 /// Query tokens per attention task.
 const TILE: usize = 128;
@@ -35,6 +37,8 @@ pub struct StagedCache {
     pub(super) sequences: BTreeMap<SeqId, SequenceState>,
     carries: Carries,
     pool: Arc<Pool>,
+    /// Partial results of one token's attention.
+    partials: Vec<f32>,
 }
 
 impl StagedCache {
@@ -71,6 +75,7 @@ impl StagedCache {
             sequences: BTreeMap::new(),
             carries: Carries::default(),
             pool: Arc::default(),
+            partials: Vec::new(),
         })
     }
 
@@ -109,11 +114,28 @@ impl StagedCache {
         span: &Span,
         (q, out): (&[f32], &mut [f32]),
         carry: Option<&Carry>,
+        partials: &mut Vec<f32>,
     ) -> Result<(), CacheError> {
         let g = &self.geometry.layers[layer];
         let state = self.sequence(span.seq)?;
         let (group, d, row) = (g.group(), g.head_dim, g.n_heads * g.head_dim);
         let rules = self.stages.rules(state, (layer, g.window));
+        let view = |head: usize| HeadView {
+            state: &state.layers[layer].heads[head],
+            formats: &self.stages.formats[layer],
+            rules,
+            layer,
+            head,
+            geometry: g,
+            stages: &self.stages,
+            reader: self.reader(),
+            restored: carry.map(|c| Side::BOTH.map(|side| c.rows(side))),
+        };
+        if span.n_tokens() == 1 {
+            let views: Vec<HeadView<'_>> = (0..g.n_kv_heads).map(view).collect();
+            let position = span.positions.start;
+            return token::attend(&views, Token { position, q, out }, &self.pool, partials);
+        }
         let tiles: Vec<(usize, usize)> = (0..g.n_kv_heads)
             .flat_map(|h| (0..span.n_tokens()).step_by(TILE).map(move |t| (h, t)))
             .collect();
@@ -126,21 +148,10 @@ impl StagedCache {
                     .flat_map(|t| q[at(t)..at(t) + group * d].iter().copied())
                     .collect();
                 let mut tile_out = vec![0.0; tile_q.len()];
-                let view = HeadView {
-                    state: &state.layers[layer].heads[head],
-                    formats: &self.stages.formats[layer],
-                    rules,
-                    layer,
-                    head,
-                    geometry: g,
-                    stages: &self.stages,
-                    reader: self.reader(),
-                    restored: carry.map(|c| Side::BOTH.map(|side| c.rows(side))),
-                };
                 let mut scratch = self.pool.take();
                 let first = span.positions.start + t0 as u32;
                 let done = scratch.attend(
-                    view,
+                    view(head),
                     Tile {
                         first,
                         q: &tile_q,
@@ -278,7 +289,10 @@ impl KvCache for StagedCache {
                 carry.reach(layer + 1, walk)?;
             }
             let rows = (&q[at.clone()], &mut out[at]);
-            self.attend_span(layer, span, rows, carry.as_ref())?;
+            let mut partials = std::mem::take(&mut self.partials);
+            let done = self.attend_span(layer, span, rows, carry.as_ref(), &mut partials);
+            self.partials = partials;
+            done?;
             self.give_carry(span.seq, carry);
         }
         Ok(())
@@ -382,108 +396,9 @@ impl KvCache for StagedCache {
 
     fn memory(&self) -> MemoryReport {
         let scratch_bytes = self.pool.bytes_of_one() + self.carries.bytes();
+        let scratch_bytes = scratch_bytes + (self.partials.capacity() * size_of::<f32>()) as u64;
         super::memory::report(self, scratch_bytes)
     }
-}
-
-/// Rows that no later query may see leave one layer, and finished pages seal.
-fn commit_layer(
-    stages: &Stages,
-    state: &mut SequenceState,
-    places: &mut Places<'_>,
-    (layer, window): (usize, Option<u32>),
-) -> Result<(), CacheError> {
-    let next = state.len;
-    let rules = stages.rules(state, (layer, window));
-    let formats = &stages.formats[layer];
-    let window_start = rules[0].window_start(next);
-    let coded_end = state.layers[layer].coded_end;
-    let mut earliest = state.earliest;
-    for (h, head) in state.layers[layer].heads.iter_mut().enumerate() {
-        let evicted = !head.dying.is_empty();
-        let dying = std::mem::take(&mut head.dying);
-        let gone = |p: u32| dying.contains_key(&p) || p < window_start;
-        if !head.scores.is_empty() && (evicted || window_start > 0) {
-            let positions = head.live_positions();
-            let mut kept = positions.iter().map(|&p| !gone(p));
-            head.scores.retain(|_| kept.next().unwrap_or(true));
-            head.scores
-                .shrink_to(head.scores.len().next_multiple_of(RANGE));
-        }
-        for side in Side::BOTH {
-            let (rules, end) = (&rules[side as usize], coded_end[side as usize]);
-            let aged = |p: u32| p < end && rules.coded_from(p).is_some_and(|from| from <= next);
-            let mut n_gone = 0;
-            for class in Class::ALL {
-                let ladder = formats.ladder(h, side, class);
-                n_gone += head.table(side, class).remove(places, ladder, |p| {
-                    gone(p) || class == Class::Exact && aged(p)
-                })?;
-            }
-            if n_gone > 0 && (evicted || window_start > 0) {
-                earliest = next;
-            }
-            for (class, end) in [(Class::Coded, end), (Class::Exact, next)] {
-                let ladder = formats.ladder(h, side, class);
-                head.table(side, class).fit(places, ladder, end)?;
-            }
-            let ladder = formats.ladder(h, side, Class::Coded);
-            head.table(side, Class::Coded).seal(places, ladder, end)?;
-        }
-    }
-    state.earliest = earliest;
-    Ok(())
-}
-
-fn truncate(
-    stages: &Stages,
-    state: &mut SequenceState,
-    places: &mut Places<'_>,
-    (seq, len): (SeqId, u32),
-) -> Result<(), CacheError> {
-    if state.broken {
-        return Err(CacheError::Broken(seq.0));
-    }
-    if len >= state.len {
-        return Ok(());
-    }
-    let mut earliest = state.earliest.max(state.frozen_from.unwrap_or(0));
-    for (layer, formats) in state.layers.iter().zip(&stages.formats) {
-        for side in Side::BOTH {
-            let (end, tail) = (layer.coded_end[side as usize], stages.tail[side as usize]);
-            let format = formats.format(0, side, Class::Coded);
-            // A coded row younger than the tail, or of a page that is no longer full, would have to be exact again.
-            if (tail > 0 || format.codec.page_rows() > 1) && end > stages.sinks {
-                earliest = earliest.max(end + tail);
-            }
-        }
-    }
-    if len < earliest {
-        return Err(CacheError::Irreversible {
-            seq: seq.0,
-            asked: len,
-            earliest,
-        });
-    }
-    for (layer, formats) in state.layers.iter_mut().zip(&stages.formats) {
-        for (h, head) in layer.heads.iter_mut().enumerate() {
-            let live = head.live_positions().iter().filter(|&&p| p < len).count();
-            head.scores.truncate(live);
-            for side in Side::BOTH {
-                for class in Class::ALL {
-                    let ladder = formats.ladder(h, side, class);
-                    head.table(side, class)
-                        .remove(places, ladder, |p| p >= len)?;
-                }
-            }
-            head.n_seen = len;
-        }
-        for end in &mut layer.coded_end {
-            *end = (*end).min(len);
-        }
-    }
-    state.len = len;
-    Ok(())
 }
 
 /// Keeps the compiler honest about sharing heads between threads.

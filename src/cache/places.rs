@@ -64,6 +64,11 @@ impl Page {
         &ladder[usize::from(self.level)]
     }
 
+    /// The range's first position.
+    pub fn first(&self) -> u32 {
+        self.range * RANGE as u32
+    }
+
     /// Rows that live.
     pub fn live(&self) -> Mask {
         Mask::from(self.live[0]) | Mask::from(self.live[1]) << 64
@@ -203,6 +208,14 @@ impl<'a> Reader<'a> {
             sized(&mut buffers.raw, n),
         )?;
         Ok(&buffers.raw)
+    }
+
+    /// A page's bytes where they lie in host memory as encoded; else nothing.
+    pub fn view(&self, page: &Page) -> &'a [u8] {
+        match page.bytes {
+            PageBytes::Raw(id) => self.store.view(id).unwrap_or_default(),
+            _ => &[],
+        }
     }
 
     /// Decodes a page's live rows into the front of `rows`, `[row][dim]`, which has room for the stored ones.

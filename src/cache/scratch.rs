@@ -8,8 +8,9 @@ use std::sync::Mutex;
 use super::RANGE;
 use super::attention::HeadView;
 use super::places::ReadBuffers;
-use super::stage::Side;
+use super::stage::{Side, Work};
 use super::visibility::Class;
+use crate::compute::cpu::vector::{exp_pair, rescale_add};
 
 /// Decoded rows of one side and class in the current range.
 #[derive(Debug, Default)]
@@ -33,8 +34,6 @@ pub struct Space {
     pub dim: usize,
     /// Over all ranges so far.
     pub sum: Vec<f32>,
-    /// Of the current range.
-    pub partial: Vec<f32>,
     /// Something was summed.
     pub used: bool,
 }
@@ -42,22 +41,27 @@ pub struct Space {
 /// Working memory of one task.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// Rotated, scaled queries, `[query][head_dim]`.
-    pub q_exact: Vec<f32>,
-    /// The same in the space of coded keys.
-    pub q_coded: Vec<f32>,
+    /// Rotated, scaled queries, `[query][head_dim]`; and the same in the space of coded keys.
+    pub q: [Vec<f32>; 2],
     /// Decoded keys of one class and range.
     pub rows: Vec<f32>,
     /// By [`Side`] and [`Class`].
     pub sources: [[Source; 3]; 2],
     /// Coded, exact.
     pub spaces: [Space; 2],
+    /// Sums of the current range: coded, exact.
+    pub partials: [Vec<f32>; 2],
     /// Running maximum of each query.
     pub m: Vec<f32>,
     /// Running sum of each query.
     pub l: Vec<f32>,
-    /// Weights of the rows that one query selects, or maxima and sums of all queries.
+    /// Weights of the rows that one query selects, or maxima and sums of all queries; of one token, those of a range,
+    /// `[query][row]` with row stride [`RANGE`].
     pub weights: Vec<f32>,
+    /// Of one token: scores of one class of a range, `[query][row]`, row stride [`RANGE`].
+    pub scores: Vec<f32>,
+    /// Of the kernels over stored rows.
+    pub work: Work,
     /// Rows of the layer before, where rows are predicted.
     pub inputs: Vec<f32>,
     /// For pages that can't be read in place.
@@ -103,15 +107,16 @@ impl Scratch {
         let d = view.geometry.head_dim;
         let dim = |side| view.formats.format(view.head, side, Class::Coded).dim;
         let n_coded = if view.stages.absorbs_keys() { n } else { 0 };
-        room(&mut self.q_exact, n * d);
-        room(&mut self.q_coded, n_coded * dim(Side::K));
-        room(&mut self.rows, RANGE * dim(Side::K).max(d));
+        room(&mut self.q[0], n * d);
+        room(&mut self.q[1], n_coded * dim(Side::K));
         room(&mut self.m, n);
         room(&mut self.l, n);
         room(&mut self.weights, (2 * n).max(3 * RANGE));
         for (space, dim) in self.spaces.iter_mut().zip([view.value_dim(), d]) {
             room(&mut space.sum, n * dim);
-            room(&mut space.partial, n * dim);
+        }
+        for (partial, dim) in self.partials.iter_mut().zip([view.value_dim(), d]) {
+            room(partial, n * dim);
         }
     }
 
@@ -120,14 +125,12 @@ impl Scratch {
         fn of<T>(buffer: &Vec<T>) -> usize {
             buffer.capacity() * size_of::<T>()
         }
-        let queries = [&self.q_exact, &self.q_coded, &self.m, &self.l];
-        let others = [&self.rows, &self.weights, &self.inputs];
-        let mut sizes: Vec<usize> = queries.into_iter().chain(others).map(of).collect();
-        sizes.extend(
-            self.spaces
-                .iter()
-                .flat_map(|s| [of(&s.sum), of(&s.partial)]),
-        );
+        let others = [&self.m, &self.l, &self.rows, &self.weights];
+        let others = others.into_iter().chain([&self.scores, &self.inputs]);
+        let mut sizes: Vec<usize> = others.map(of).collect();
+        sizes.extend(self.q.iter().chain(&self.partials).map(of));
+        sizes.extend(self.spaces.iter().map(|s| of(&s.sum)));
+        sizes.extend(self.work.sizes());
         for s in self.sources.iter().flatten() {
             sizes.extend([of(&s.positions), of(&s.intervals)]);
             sizes.extend([&s.data, &s.scores].map(of));
@@ -150,4 +153,32 @@ impl Source {
 /// Room for `n` elements, and no more than the most ever asked for.
 pub fn room<T>(buffer: &mut Vec<T>, n: usize) {
     buffer.reserve_exact(n.saturating_sub(buffer.len()));
+}
+
+/// Merges query i's partial (m, l, acc) of one range into its running sums. `sums`: coded, exact, `[query][dim]`.
+pub fn merge(
+    spaces: &mut [Space; 2],
+    total: (&mut f32, &mut f32),
+    i: usize,
+    partial: (f32, f32),
+    sums: [Option<&[f32]>; 2],
+) {
+    let m = if partial.0 > *total.0 {
+        partial.0
+    } else {
+        *total.0
+    };
+    let (old, new) = exp_pair(*total.0 - m, partial.0 - m);
+    *total.0 = m;
+    *total.1 = partial.1.mul_add(new, *total.1 * old);
+    for (space, partial) in spaces.iter_mut().zip(sums) {
+        let rows = i * space.dim..(i + 1) * space.dim;
+        if let Some(partial) = partial {
+            rescale_add(&mut space.sum[rows.clone()], old, &partial[rows], new);
+        } else if space.used && old != 1.0 {
+            for s in &mut space.sum[rows] {
+                *s *= old;
+            }
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //! Default trait methods are the reference; an override is a fast path and must give the same bits.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,7 +12,10 @@ use serde::{Deserialize, Serialize};
 
 pub use super::params::{Domain, ParamDef, Params, Value};
 use super::project::aqua::Prediction;
+pub use super::stored::{Stored, Work};
 use super::{Geometry, Needs};
+use crate::compute::cpu::gemm::{Mat, MatMut};
+pub use crate::compute::cpu::rows::Kernel;
 
 /// The five kinds of stages, in the order in which data meets them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -371,6 +375,10 @@ pub trait RowCodec: Send + Sync {
             self.decode(b, r);
         }
     }
+    /// Kernels that read stored rows to the bits that decoding gives, if there are any.
+    fn kernel(&self) -> Option<&dyn Kernel> {
+        None
+    }
     /// Bytes of tables shared by all rows (codebooks).
     fn table_bytes(&self) -> u64 {
         0
@@ -390,6 +398,24 @@ pub trait PageCodec: Send + Sync {
     fn encode(&self, rows: &[f32], dim: usize, out: &mut [u8]);
     /// Decodes into `rows`, `[n_rows][dim]`.
     fn decode(&self, bytes: &[u8], dim: usize, rows: &mut [f32]);
+    /// `out[query][row]` = the score of each row of the page for each query. `q`: `[query][dim]`.
+    fn scores(&self, page: Stored<'_>, q: &[f32], work: &mut Work, out: MatMut<'_>) {
+        work.decoded(page, |bytes, rows| self.decode(bytes, page.dim, rows))
+            .scores(q, out);
+    }
+    /// `out[query]` += Σ `weights[query][row]` · row over some rows of the page, whose weights come first. `out`:
+    /// `[query][dim]`.
+    fn weighted_sum(
+        &self,
+        page: Stored<'_>,
+        rows: Range<usize>,
+        weights: Mat<'_>,
+        work: &mut Work,
+        out: &mut [f32],
+    ) {
+        work.decoded(page, |bytes, rows| self.decode(bytes, page.dim, rows))
+            .weighted_sum(rows, weights, out);
+    }
     /// Bytes of tables shared by all pages (codebooks).
     fn table_bytes(&self) -> u64 {
         0

@@ -31,6 +31,11 @@ impl RowTable {
     }
 
     fn index(&self, range: u32) -> Result<usize, usize> {
+        // Most tables have a page for every range from the first one on.
+        let i = range.wrapping_sub(self.pages.first().map_or(0, |p| p.range)) as usize;
+        if self.pages.get(i).is_some_and(|p| p.range == range) {
+            return Ok(i);
+        }
         self.pages.binary_search_by_key(&range, |p| p.range)
     }
 

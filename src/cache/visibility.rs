@@ -21,6 +21,7 @@
 use std::collections::BTreeMap;
 
 use super::RANGE;
+use super::formats::Mask;
 
 /// Query positions from `.0` up to, not including, `.1`.
 pub type Interval = (u32, u32);
@@ -107,6 +108,41 @@ impl Rules {
         let windowed = self.window.map_or(FOREVER, |w| position.saturating_add(w));
         (from, until.min(windowed))
     }
+
+    /// Rows from the sinks up to this position are seen coded by a query.
+    fn coded_below(&self, query: u32) -> u32 {
+        if self.page > 1 && query < self.not_before {
+            return 0;
+        }
+        let aged = match self.page {
+            1 => (query + 1).saturating_sub(self.tail),
+            page => query.saturating_sub(self.tail) / page * page,
+        };
+        // Ageing happens in steps before the freeze only.
+        self.frozen_from
+            .map_or(aged, |f| aged.min(self.coded_end(f)))
+    }
+
+    /// The rows of a range whose version in one class a query may see, evictions apart: [`Rules::interval`] for all of
+    /// them at once.
+    pub fn seen(&self, class: Class, query: u32, range: u32) -> Mask {
+        let first_in_window = self.window.map_or(0, |w| (query + 1).saturating_sub(w));
+        let past = slots(first_in_window, query + 1, range);
+        let coded = slots(self.sinks, self.coded_below(query), range);
+        match class {
+            Class::Coded => past & coded,
+            Class::Exact => past & !coded,
+            Class::Frozen => past,
+        }
+    }
+}
+
+/// The rows of a range at positions from `start` up to `end`.
+fn slots(start: u32, end: u32, range: u32) -> Mask {
+    let first = range * RANGE as u32;
+    let slot = |p: u32| p.saturating_sub(first).min(RANGE as u32);
+    let below = |n: u32| Mask::MAX.checked_shr(RANGE as u32 - n).unwrap_or(0);
+    below(slot(end)) & !below(slot(start))
 }
 
 /// Rows of one head that leave at the end of the running step: position → first query that does not see it.
@@ -149,6 +185,46 @@ mod tests {
                                 .filter(|&(from, until)| from <= q && q < until)
                                 .count();
                             assert_eq!(n, 1, "{rules:?} q {q} p {p}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_range_s_rows_at_once_are_those_of_the_intervals() {
+        for (tail, page) in [(0, 1), (3, 1), (0, 4), (130, 64), (3, 128)] {
+            for (sinks, frozen_from) in [(0, None), (2, Some(200)), (300, None), (4, Some(131))] {
+                for (not_before, window) in [(0, None), (150, Some(40)), (FOREVER, Some(200))] {
+                    let rules = Rules {
+                        not_before,
+                        frozen_from,
+                        window,
+                        ..rules(tail, page, sinks)
+                    };
+                    for (q, class) in (0..400).flat_map(|q| Class::ALL.map(|c| (q, c))) {
+                        for range in 0..3 {
+                            let first = range * RANGE as u32;
+                            let want = (first..=q.min(first + 127))
+                                .filter(|&p| {
+                                    let (from, until) = rules.interval(class, p);
+                                    from <= q && q < until
+                                })
+                                // Rows of the continuation are frozen, those before it aren't.
+                                .filter(|&p| {
+                                    let frozen = frozen_from.is_some_and(|f| p >= f);
+                                    frozen == (class == Class::Frozen)
+                                })
+                                .fold(0, |m: Mask, p| m | 1 << (p - first));
+                            let stored = (first..first + 128)
+                                .filter(|&p| {
+                                    let frozen = frozen_from.is_some_and(|f| p >= f);
+                                    frozen == (class == Class::Frozen)
+                                })
+                                .fold(0, |m: Mask, p| m | 1 << (p - first));
+                            let got = rules.seen(class, q, range) & stored;
+                            assert_eq!(got, want, "{rules:?} {class:?} query {q}, range {range}");
                         }
                     }
                 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
+use super::super::stage::{Codec, Kernel, Kind, RowCodec, Stage, StageDef, Tolerance, never};
+use crate::compute::cpu::rows;
 use crate::compute::cpu::vector::multiversion;
 
 /// The registry entry.
@@ -44,6 +45,10 @@ impl RowCodec for Bf16 {
 
     fn decode_rows(&self, bytes: &[u8], _dim: usize, rows: &mut [f32]) {
         decode(bytes, rows);
+    }
+
+    fn kernel(&self) -> Option<&dyn Kernel> {
+        Some(&rows::Bf16)
     }
 }
 

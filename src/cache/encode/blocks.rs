@@ -15,9 +15,9 @@ pub(super) trait Block<const N: usize, const BYTES: usize> {
 }
 
 /// Makes a [`Block`] format of `$channels` channels in `$bytes` bytes, `$scale_bytes` of them scales, a codec of rows,
-/// compiled for several instruction sets.
+/// compiled for several instruction sets. `$kernel`: its kernels over stored rows, if there are any.
 macro_rules! block_codec {
-    ($format:ident, $channels:ident, $bytes:ident, $scale_bytes:expr) => {
+    ($format:ident, $channels:ident, $bytes:ident, $scale_bytes:expr, $kernel:expr) => {
         impl $crate::cache::stage::RowCodec for $format {
             fn row_bytes(&self, dim: usize) -> usize {
                 dim.div_ceil($channels) * $bytes
@@ -37,6 +37,10 @@ macro_rules! block_codec {
 
             fn decode_rows(&self, bytes: &[u8], dim: usize, rows: &mut [f32]) {
                 decode_rows(bytes, dim, rows);
+            }
+
+            fn kernel(&self) -> Option<&dyn $crate::cache::stage::Kernel> {
+                $kernel
             }
         }
 

@@ -22,6 +22,11 @@ pub(super) fn magnitude_code(x: f32) -> u32 {
         + u32::from(a > 5.0)
 }
 
+/// The numbers of all codes.
+pub(super) const LEVELS: [f32; 16] = [
+    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
+];
+
 /// The number of a code below 16, by arithmetic rather than a table so that the loop vectorises.
 #[inline(always)]
 pub(super) fn to_f32(code: u32) -> f32 {
@@ -36,6 +41,13 @@ pub(super) fn to_f32(code: u32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_table_has_the_numbers_with_their_signs() {
+        for (code, level) in (0..).zip(LEVELS) {
+            assert_eq!(to_f32(code).to_bits(), level.to_bits(), "{code}");
+        }
+    }
 
     const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 

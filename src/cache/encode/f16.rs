@@ -7,7 +7,8 @@ use std::sync::Arc;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use super::super::stage::{Codec, Kind, RowCodec, Stage, StageDef, Tolerance, never};
+use super::super::stage::{Codec, Kernel, Kind, RowCodec, Stage, StageDef, Tolerance, never};
+use crate::compute::cpu::rows;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -63,6 +64,10 @@ impl RowCodec for F16 {
 
     fn decode_rows(&self, bytes: &[u8], _dim: usize, rows: &mut [f32]) {
         self.decode(bytes, rows);
+    }
+
+    fn kernel(&self) -> Option<&dyn Kernel> {
+        Some(&rows::F16)
     }
 }
 

@@ -15,10 +15,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::super::stage::{
-    BuildContext, Codec, Domain, ParamDef, Params, RowCodec, Stage, StageError,
+    BuildContext, Codec, Domain, Kernel, ParamDef, Params, RowCodec, Stage, StageError,
 };
 use super::calibrated;
 use super::float8::Float8;
+use super::with_kernel::WithKernel;
 
 /// Parameters of both formats.
 pub(super) const PARAMS: &[ParamDef] = &[ParamDef {
@@ -42,6 +43,8 @@ pub(super) trait Layout: Float8 + Send + Sync + 'static {
     fn encode(row: &[f32], up: f32, out: &mut [u8]);
     /// [`decode`] of this layout.
     fn decode(bytes: &[u8], down: f32, row: &mut [f32]);
+    /// Kernels for rows with that factor, or with their own.
+    fn kernel(down: Option<f32>) -> Box<dyn Kernel>;
 }
 
 /// The bytes of `row · up`.
@@ -122,9 +125,16 @@ pub(super) fn build<F: Layout>(
             table_bytes: 0,
         },
     };
-    Ok(Stage::Encode(Codec::Rows(Arc::new(Fp8::<F> {
-        scale,
-        layout: PhantomData,
+    let down = match scale {
+        Scale::Fixed { up, .. } => Some(1.0 / up),
+        Scale::Token => None,
+    };
+    Ok(Stage::Encode(Codec::Rows(Arc::new(WithKernel {
+        codec: Fp8::<F> {
+            scale,
+            layout: PhantomData,
+        },
+        kernel: F::kernel(down),
     }))))
 }
 

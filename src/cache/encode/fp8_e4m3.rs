@@ -3,9 +3,10 @@
 //! Byte: `s eeee mmm`, bias 7, no infinities; 0x7f and 0xff are NaN, the largest number is 448, the smallest 2⁻⁹.
 //! Rounding and saturation are `float8`'s, scales `fp8`'s.
 
-use super::super::stage::{Kind, StageDef, Tolerance};
+use super::super::stage::{Kernel, Kind, StageDef, Tolerance};
 use super::float8::Float8;
 use super::fp8::{self, Layout};
+use crate::compute::cpu::rows;
 use crate::compute::cpu::vector::multiversion;
 
 /// The registry entry.
@@ -45,6 +46,10 @@ impl Layout for Fp8E4m3 {
 
     fn decode(bytes: &[u8], down: f32, row: &mut [f32]) {
         decode(bytes, down, row);
+    }
+
+    fn kernel(down: Option<f32>) -> Box<dyn Kernel> {
+        Box::new(rows::Float8::<4> { down })
     }
 }
 

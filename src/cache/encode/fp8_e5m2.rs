@@ -5,9 +5,10 @@
 //! Rounding and saturation are `float8`'s, scales `fp8`'s. (torch casts to this type without saturation: from 61,440 on
 //! it gives infinity.)
 
-use super::super::stage::{Kind, StageDef, Tolerance};
+use super::super::stage::{Kernel, Kind, StageDef, Tolerance};
 use super::float8::Float8;
 use super::fp8::{self, Layout};
+use crate::compute::cpu::rows;
 use crate::compute::cpu::vector::multiversion;
 
 /// The registry entry.
@@ -46,6 +47,10 @@ impl Layout for Fp8E5m2 {
 
     fn decode(bytes: &[u8], down: f32, row: &mut [f32]) {
         decode(bytes, down, row);
+    }
+
+    fn kernel(down: Option<f32>) -> Box<dyn Kernel> {
+        Box::new(rows::Float8::<5> { down })
     }
 }
 

@@ -14,6 +14,7 @@ use half::f16;
 
 use super::super::stage::{Codec, Kind, Stage, StageDef, Tolerance, never};
 use super::blocks::{self, Block};
+use crate::compute::cpu::rows;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -43,7 +44,13 @@ const SMALLEST: f32 = 1e-15;
 #[derive(Debug, Clone, Copy)]
 pub struct Iq4Nl;
 
-blocks::block_codec!(Iq4Nl, BLOCK, BLOCK_BYTES, 2);
+/// How stored rows are read.
+static KERNEL: rows::Nibbles<rows::Half> = rows::Nibbles {
+    scale: rows::Half,
+    levels: LEVELS,
+};
+
+blocks::block_codec!(Iq4Nl, BLOCK, BLOCK_BYTES, 2, Some(&KERNEL));
 
 /// The code of the nearest level: how many midpoints between neighbours are not above x. Midpoints are exact.
 #[inline(always)]

@@ -28,6 +28,7 @@ pub mod q5_0;
 pub mod q5_1;
 pub mod q8_0;
 pub mod turbo;
+mod with_kernel;
 
 use super::stage::StageDef;
 
@@ -56,6 +57,8 @@ pub static STAGES: &[StageDef] = &[
 
 #[cfg(test)]
 mod fixture;
+#[cfg(test)]
+mod kernel_tests;
 #[cfg(test)]
 mod page_tests;
 #[cfg(test)]

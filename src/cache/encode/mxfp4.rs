@@ -17,6 +17,7 @@ use std::sync::Arc;
 use super::super::stage::{Codec, Kind, Stage, StageDef, Tolerance, never};
 use super::blocks::{self, Block};
 use super::e2m1;
+use crate::compute::cpu::rows;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -42,7 +43,13 @@ const NAN: u32 = 255;
 #[derive(Debug, Clone, Copy)]
 pub struct Mxfp4;
 
-blocks::block_codec!(Mxfp4, BLOCK, BLOCK_BYTES, 1);
+/// How stored rows are read.
+static KERNEL: rows::Nibbles<rows::Power> = rows::Nibbles {
+    scale: rows::Power,
+    levels: e2m1::LEVELS,
+};
+
+blocks::block_codec!(Mxfp4, BLOCK, BLOCK_BYTES, 1, Some(&KERNEL));
 
 /// The scale's byte. f32 and E8M0 have the same bias, so it is the exponent of the largest magnitude less 2.
 #[inline(always)]

@@ -22,12 +22,14 @@
 use std::sync::Arc;
 
 use super::super::stage::{
-    BuildContext, Codec, Domain, HeadContext, Kind, ParamDef, Params, RowCodec, Stage, StageDef,
-    StageError, Tolerance,
+    BuildContext, Codec, Domain, HeadContext, Kernel, Kind, ParamDef, Params, RowCodec, Stage,
+    StageDef, StageError, Tolerance,
 };
 use super::float8::{self, Float8};
 use super::fp8_e4m3::Fp8E4m3;
+use super::with_kernel::WithKernel;
 use super::{blocks, calibrated, e2m1};
+use crate::compute::cpu::rows;
 use crate::compute::cpu::vector::{multiversion, sum_lanes};
 
 /// The registry entry.
@@ -135,7 +137,29 @@ fn build(params: &Params, context: &BuildContext<'_>) -> Result<Stage, StageErro
         // One scale for the layer's side, charged to its first head.
         codec.table_bytes += if head.kv_head == 0 { 4 } else { 0 };
     }
-    Ok(Stage::Encode(Codec::Rows(Arc::new(codec))))
+    let kernel = kernel(&codec);
+    Ok(Stage::Encode(Codec::Rows(Arc::new(WithKernel {
+        codec,
+        kernel,
+    }))))
+}
+
+/// How stored rows are read.
+fn kernel(codec: &Nvfp4) -> Box<dyn Kernel> {
+    let (levels, tensor_scale) = (e2m1::LEVELS, codec.tensor_scale);
+    let bias = codec.bias.clone();
+    if bias.is_empty() {
+        return Box::new(rows::Nvfp4::<false> {
+            levels,
+            tensor_scale,
+            bias,
+        });
+    }
+    Box::new(rows::Nvfp4::<true> {
+        levels,
+        tensor_scale,
+        bias,
+    })
 }
 
 fn largest_scale(blocks: Blocks) -> f32 {

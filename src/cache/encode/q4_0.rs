@@ -14,6 +14,7 @@ use half::f16;
 
 use super::super::stage::{Codec, Kind, Stage, StageDef, Tolerance, never};
 use super::blocks::{self, Block};
+use crate::compute::cpu::rows;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -36,7 +37,15 @@ const HALF: usize = BLOCK / 2;
 #[derive(Debug, Clone, Copy)]
 pub struct Q4_0;
 
-blocks::block_codec!(Q4_0, BLOCK, BLOCK_BYTES, 2);
+/// How stored rows are read.
+static KERNEL: rows::Nibbles<rows::Half> = rows::Nibbles {
+    scale: rows::Half,
+    levels: [
+        -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+    ],
+};
+
+blocks::block_codec!(Q4_0, BLOCK, BLOCK_BYTES, 2, Some(&KERNEL));
 
 #[inline(always)]
 fn code(x: f32, inverse: f32) -> u8 {

@@ -13,6 +13,7 @@ use half::f16;
 
 use super::super::stage::{Codec, Kind, Stage, StageDef, Tolerance, never};
 use super::blocks::{self, Block};
+use crate::compute::cpu::rows;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -35,7 +36,15 @@ const HALF: usize = BLOCK / 2;
 #[derive(Debug, Clone, Copy)]
 pub struct Q4_1;
 
-blocks::block_codec!(Q4_1, BLOCK, BLOCK_BYTES, 4);
+/// How stored rows are read.
+static KERNEL: rows::Nibbles<rows::HalfAndMin> = rows::Nibbles {
+    scale: rows::HalfAndMin,
+    levels: [
+        0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
+    ],
+};
+
+blocks::block_codec!(Q4_1, BLOCK, BLOCK_BYTES, 4, Some(&KERNEL));
 
 impl Block<BLOCK, BLOCK_BYTES> for Q4_1 {
     #[inline(always)]

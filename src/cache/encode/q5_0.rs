@@ -35,7 +35,7 @@ const BLOCK_BYTES: usize = 2 + fifth_bits::BYTES;
 #[derive(Debug, Clone, Copy)]
 pub struct Q5_0;
 
-blocks::block_codec!(Q5_0, BLOCK, BLOCK_BYTES, 2);
+blocks::block_codec!(Q5_0, BLOCK, BLOCK_BYTES, 2, None);
 
 impl Block<BLOCK, BLOCK_BYTES> for Q5_0 {
     #[inline(always)]

@@ -34,7 +34,7 @@ const BLOCK_BYTES: usize = 4 + fifth_bits::BYTES;
 #[derive(Debug, Clone, Copy)]
 pub struct Q5_1;
 
-blocks::block_codec!(Q5_1, BLOCK, BLOCK_BYTES, 4);
+blocks::block_codec!(Q5_1, BLOCK, BLOCK_BYTES, 4, None);
 
 impl Block<BLOCK, BLOCK_BYTES> for Q5_1 {
     #[inline(always)]

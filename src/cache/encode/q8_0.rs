@@ -11,6 +11,7 @@ use half::f16;
 
 use super::super::stage::{Codec, Kind, Stage, StageDef, Tolerance, never};
 use super::blocks::{self, Block};
+use crate::compute::cpu::rows;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -32,7 +33,7 @@ const BLOCK_BYTES: usize = 34;
 #[derive(Debug, Clone, Copy)]
 pub struct Q8_0;
 
-blocks::block_codec!(Q8_0, BLOCK, BLOCK_BYTES, 2);
+blocks::block_codec!(Q8_0, BLOCK, BLOCK_BYTES, 2, Some(&rows::Bytes));
 
 impl Block<BLOCK, BLOCK_BYTES> for Q8_0 {
     #[inline(always)]

@@ -7,6 +7,7 @@ pub mod dispatch;
 mod dot;
 pub mod gemm;
 pub mod linear;
+pub mod rows;
 pub mod simd;
 #[cfg(target_arch = "x86_64")]
 mod tile;

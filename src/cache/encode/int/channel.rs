@@ -9,11 +9,16 @@
 //! holds    row 0   row 1   row 2    steps, rows 01  steps, row 2     zeros, rows 01  zeros, row 2
 //! ```
 
+use std::ops::Range;
+
 use super::super::bits::stream_bytes;
 use super::Grid;
 use super::fit::Fit;
 use super::tile::{self, TILE, Tile, larger, smaller, tile_bytes};
-use crate::cache::stage::PageCodec;
+use crate::cache::scratch::room;
+use crate::cache::stage::{Kernel, PageCodec, Stored, Work};
+use crate::compute::cpu::gemm::{Mat, MatMut};
+use crate::compute::cpu::rows::{self, Rows};
 use crate::compute::cpu::vector::multiversion;
 
 /// The codec.
@@ -46,6 +51,118 @@ impl PageCodec for Channel {
     fn decode(&self, bytes: &[u8], dim: usize, rows: &mut [f32]) {
         decode(self, bytes, dim, rows);
     }
+
+    fn scores(&self, page: Stored<'_>, q: &[f32], work: &mut Work, out: MatMut<'_>) {
+        if !self.is_read_in_place(page.dim) {
+            return work
+                .decoded(page, |bytes, rows| self.decode(bytes, page.dim, rows))
+                .scores(q, out);
+        }
+        for part in self.parts(page, 0..page.n_rows) {
+            let (steps, zeros) = self.scales(&part, page, &mut work.rows);
+            let kernel = rows::ChannelNibbles::for_scores(steps, zeros, &mut work.tables);
+            let out = MatMut {
+                data: &mut out.data[part.rows.start..],
+                stride: out.stride,
+            };
+            kernel.scores(part.stored, q, &mut work.padding, out);
+        }
+    }
+
+    fn weighted_sum(
+        &self,
+        page: Stored<'_>,
+        rows: Range<usize>,
+        weights: Mat<'_>,
+        work: &mut Work,
+        out: &mut [f32],
+    ) {
+        if !self.is_read_in_place(page.dim) {
+            return work
+                .decoded(page, |bytes, rows| self.decode(bytes, page.dim, rows))
+                .weighted_sum(rows, weights, out);
+        }
+        for part in self.parts(page, rows.clone()) {
+            let (steps, zeros) = self.scales(&part, page, &mut work.rows);
+            let weights = Mat {
+                data: &weights.data[part.rows.start - rows.start..],
+                stride: weights.stride,
+            };
+            rows::ChannelNibbles::for_sums(steps, zeros).weighted_sum(part.stored, weights, out);
+        }
+    }
+}
+
+/// Rows of one group of a page.
+struct Part<'a> {
+    group: usize,
+    /// Of the page's rows.
+    rows: Range<usize>,
+    stored: Rows<'a>,
+}
+
+impl Channel {
+    /// Whether kernels read pages of `dim` channels as they are stored: rows of 4-bit codes, back to back.
+    fn is_read_in_place(&self, dim: usize) -> bool {
+        self.grid.bits == 4 && rows::ChannelNibbles::for_sums(&[], &[]).takes(dim)
+    }
+
+    /// Cuts rows of a page by groups.
+    fn parts<'a>(
+        &self,
+        page: Stored<'a>,
+        rows: Range<usize>,
+    ) -> impl Iterator<Item = Part<'a>> + use<'a> {
+        let (group, stride) = (self.group, stream_bytes(page.dim, self.grid.bits));
+        (0..page.n_rows.div_ceil(group)).filter_map(move |g| {
+            let own = rows.start.max(g * group)..rows.end.min((g + 1) * group);
+            let bytes = own.start * stride..own.end * stride;
+            let n = page.ahead.len();
+            (!own.is_empty()).then(|| Part {
+                group: g,
+                stored: Rows {
+                    ahead: &page.ahead[bytes.start.min(n)..bytes.end.min(n)],
+                    bytes: &page.bytes[bytes],
+                    stride,
+                    dim: page.dim,
+                },
+                rows: own,
+            })
+        })
+    }
+
+    /// Steps and zeros of a group, by channel.
+    fn scales<'w>(
+        &self,
+        part: &Part<'_>,
+        page: Stored<'_>,
+        work: &'w mut Vec<f32>,
+    ) -> (&'w [f32], &'w [f32]) {
+        let dim = page.dim;
+        room(work, 2 * dim);
+        if work.len() < 2 * dim {
+            work.resize(2 * dim, 0.0);
+        }
+        let (steps, zeros) = work[..2 * dim].split_at_mut(dim);
+        let codes = page.n_rows * stream_bytes(dim, self.grid.bits);
+        read(
+            self.grid,
+            &page.bytes[codes..],
+            part.group * dim,
+            steps,
+            zeros,
+        );
+        (steps, zeros)
+    }
+}
+
+multiversion! {
+    fn read(grid: Grid, bytes: &[u8], first: usize, steps: &mut [f32], zeros: &mut [f32]) = read_body;
+}
+
+#[inline(always)]
+fn read_body(grid: Grid, bytes: &[u8], first: usize, steps: &mut [f32], zeros: &mut [f32]) {
+    grid.read(bytes, first, steps, zeros);
 }
 
 /// Smallest and largest element of channels `first..first + TILE`, or as many as there are.

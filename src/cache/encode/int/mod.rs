@@ -40,6 +40,7 @@ use super::super::stage::{
     never,
 };
 use super::bits;
+use super::with_kernel::WithKernel;
 
 const PARAMS: &[ParamDef] = &[
     ParamDef {
@@ -264,7 +265,11 @@ fn build(
                 "`page` is {page}, but rows are coded one by one with axis = \"token\": leave it out or take axis = \"channel\""
             )));
         }
-        Codec::Rows(Arc::new(Token { grid, group }))
+        let codec = Token { grid, group };
+        match codec.kernel_of() {
+            Some(kernel) => Codec::Rows(Arc::new(WithKernel { codec, kernel })),
+            None => Codec::Rows(Arc::new(codec)),
+        }
     };
     Ok(Stage::Encode(codec))
 }

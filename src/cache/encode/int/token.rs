@@ -10,8 +10,10 @@
 
 use super::super::bits::stream_bytes;
 use super::Grid;
+use super::scale::ScaleFormat;
 use super::tile::{self, TILE, Tile, larger, smaller, tile_bytes};
-use crate::cache::stage::RowCodec;
+use crate::cache::stage::{Kernel, RowCodec};
+use crate::compute::cpu::rows;
 use crate::compute::cpu::vector::{LANES, multiversion};
 
 /// The codec.
@@ -45,6 +47,33 @@ impl RowCodec for Token {
 }
 
 impl Token {
+    /// How stored rows are read, if steps and zeros are f16.
+    pub fn kernel_of(&self) -> Option<Box<dyn Kernel>> {
+        let (grid, group) = (self.grid, self.group);
+        if grid.scales != ScaleFormat::F16 {
+            return None;
+        }
+        let symmetric_zero = (!grid.has_zero).then(|| grid.symmetric_zero());
+        Some(match grid.bits {
+            2 => Box::new(rows::Grid::<2> {
+                group,
+                symmetric_zero,
+            }),
+            3 => Box::new(rows::Grid::<3> {
+                group,
+                symmetric_zero,
+            }),
+            4 => Box::new(rows::Grid::<4> {
+                group,
+                symmetric_zero,
+            }),
+            _ => Box::new(rows::Grid::<8> {
+                group,
+                symmetric_zero,
+            }),
+        })
+    }
+
     /// Fills the tile that starts at channel `first`.
     #[inline(always)]
     fn load(&self, scales: &[u8], first: usize, n: usize, tile: &mut Tile) {

@@ -100,6 +100,42 @@ impl Simd for Lanes {
         each(|i| f16::from_le_bytes(unsafe { bytes(p.add(i * stride)) }).to_f32())
     }
     #[inline(always)]
+    unsafe fn columns(p: *const u8, stride: usize) -> [Self::I; 4] {
+        // SAFETY: see above.
+        let rows = each(|i| unsafe { bytes::<16>(p.add(i * stride)) });
+        [0, 4, 8, 12]
+            .map(|at| rows.map(|r| u32::from_le_bytes([r[at], r[at + 1], r[at + 2], r[at + 3]])))
+    }
+    #[inline(always)]
+    unsafe fn f16_columns(p: *const u8, stride: usize) -> [Self::F; 8] {
+        // SAFETY: see above.
+        let rows = each(|i| unsafe { bytes::<16>(p.add(i * stride)) });
+        [0, 2, 4, 6, 8, 10, 12, 14]
+            .map(|at| rows.map(|r| f16::from_le_bytes([r[at], r[at + 1]]).to_f32()))
+    }
+    #[inline(always)]
+    unsafe fn load_codes<const B: usize>(p: *const u8) -> Self::I {
+        // SAFETY: see above.
+        let words = [0, B].map(|at| u32::from_le_bytes(unsafe { bytes(p.add(at)) }));
+        each(|i| words[i / 8] >> (B * (i % 8)))
+    }
+    #[inline(always)]
+    unsafe fn shr_by(i: Self::I, n: u32) -> Self::I {
+        i.map(|i| i >> n)
+    }
+    #[inline(always)]
+    unsafe fn shl_by(i: Self::I, n: u32) -> Self::I {
+        i.map(|i| i << n)
+    }
+    #[inline(always)]
+    unsafe fn sar<const N: u32>(i: Self::I) -> Self::I {
+        i.map(|i| (i.cast_signed() >> N).cast_unsigned())
+    }
+    #[inline(always)]
+    unsafe fn at_least(i: Self::I, n: u32) -> Self::I {
+        i.map(|i| i.max(n))
+    }
+    #[inline(always)]
     unsafe fn shr<const N: u32>(i: Self::I) -> Self::I {
         i.map(|i| i >> N)
     }

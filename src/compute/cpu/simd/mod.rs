@@ -5,13 +5,17 @@
 //! gives the same bits with [`Avx512`], with [`Avx2`] (two registers of eight lanes) and with [`Lanes`], the plain twin,
 //! which is also what other processors run: on AArch64, where fused multiply-add is part of the base, it compiles to NEON.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
 pub use lanes::Lanes;
 #[cfg(target_arch = "x86_64")]
-pub use x86::{Avx2, Avx512};
+pub use x86::Avx512;
 
 /// Lanes of a vector.
 pub const LANES: usize = 16;
@@ -59,13 +63,28 @@ pub trait Simd: Copy + 'static {
     unsafe fn load_column(p: *const u8, stride: usize) -> Self::I;
     /// One half of each of 16 rows, `stride` bytes apart.
     unsafe fn load_f16_column(p: *const u8, stride: usize) -> Self::F;
+    /// Four consecutive u32 of each of 16 rows, `stride` bytes apart: vector j holds u32 j of every row.
+    unsafe fn columns(p: *const u8, stride: usize) -> [Self::I; 4];
+    /// Eight consecutive halves of each of 16 rows, `stride` bytes apart: vector j holds half j of every row.
+    unsafe fn f16_columns(p: *const u8, stride: usize) -> [Self::F; 8];
+    /// 16 codes of B bits, B at most 4, of a stream that starts at `p` with the least significant bit, in the low bits of
+    /// the lanes; what stands above them is not defined. Reads B + 4 bytes.
+    unsafe fn load_codes<const B: usize>(p: *const u8) -> Self::I;
+    /// i >> n. Best where n is known after inlining.
+    unsafe fn shr_by(i: Self::I, n: u32) -> Self::I;
+    /// i << n. Best where n is known after inlining.
+    unsafe fn shl_by(i: Self::I, n: u32) -> Self::I;
+    /// i >> N with copies of the sign bit.
+    unsafe fn sar<const N: u32>(i: Self::I) -> Self::I;
+    /// The larger of i and n.
+    unsafe fn at_least(i: Self::I, n: u32) -> Self::I;
     /// i >> N.
     unsafe fn shr<const N: u32>(i: Self::I) -> Self::I;
     /// `table[i & 15]`.
     unsafe fn lookup(table: Self::F, i: Self::I) -> Self::F;
     /// Bits as numbers.
     unsafe fn from_bits(i: Self::I) -> Self::F;
-    /// Integers below 2³¹ as numbers.
+    /// Signed integers as numbers.
     unsafe fn to_f32(i: Self::I) -> Self::F;
     /// i & mask.
     unsafe fn and(i: Self::I, mask: u32) -> Self::I;

@@ -38,6 +38,21 @@ unsafe fn all_body<S: Simd>(bytes: &[u8; 1024], x: &[f32; 256], out: &mut Vec<u3
             put(S::from_bits(S::load_column(p, 18)));
             put(S::lookup(v[4], S::shr::<28>(S::load_column(p, 36))));
             put(S::load_f16_column(p, 34));
+            put(S::lookup(v[5], S::load_codes::<4>(p)));
+            put(S::to_f32(S::and(S::load_codes::<3>(p), 7)));
+            put(S::to_f32(S::and(S::load_codes::<2>(p), 3)));
+            for j in 0..4 {
+                let column = S::columns(p, 18)[j];
+                put(S::from_bits(column));
+                put(S::lookup(v[6], S::shr_by(column, 4 * j as u32 + 12)));
+                let top = S::shl_by(column, 8 * j as u32);
+                put(S::to_f32(S::sar::<24>(top)));
+                put(S::to_f32(S::sar::<9>(top)));
+                put(S::from_bits(S::at_least(S::and(top, 0xff), 0x40)));
+            }
+            for column in S::f16_columns(p, 34) {
+                put(column);
+            }
         }
     }
 }

@@ -1,0 +1,194 @@
+//! Kernels over stored bytes against decoding and `gemm`, for every registered format.
+
+use crate::cache::RANGE;
+use crate::cache::encode::STAGES;
+use crate::cache::encode::fixture::{codecs, normals};
+use crate::cache::formats::Format;
+use crate::cache::stage::{Codec, Work};
+use crate::cache::stored::StoredRange;
+use crate::compute::cpu::dispatch::tests::{at, levels};
+use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
+
+const MOST_QUERIES: usize = 8;
+
+/// A range's rows as they are stored, and as they are decoded.
+struct Case {
+    format: Format,
+    stored: u128,
+    bytes: Vec<u8>,
+    rows: Vec<f32>,
+    n: usize,
+}
+
+impl Case {
+    fn new(codec: Codec, dim: usize, n: usize) -> Self {
+        let format = Format { codec, dim };
+        // Some rows are missing, so that page-wise pages have several lengths.
+        let stored = (0..RANGE).filter(|i| n == RANGE || i % 5 != 3).take(n);
+        let stored = stored.fold(0u128, |m, i| m | 1 << i);
+        let n = stored.count_ones() as usize;
+        let mut rows = normals(n * dim, 31);
+        for (row, scale) in rows
+            .chunks_mut(dim)
+            .zip([1.0, 1e3, 1.0, 1e-6, 0.0].iter().cycle())
+        {
+            row.iter_mut().for_each(|x| *x *= scale);
+        }
+        let mut bytes = Vec::new();
+        let mut left = &rows[..];
+        for page in crate::cache::formats::pages(stored, format.codec.page_rows()) {
+            let (page, later) = left.split_at(page.count_ones() as usize * dim);
+            bytes.extend(format.encode(page));
+            left = later;
+        }
+        format.decode(stored, &bytes, &mut rows);
+        Self {
+            format,
+            stored,
+            bytes,
+            rows,
+            n,
+        }
+    }
+
+    fn range(&self) -> StoredRange<'_> {
+        StoredRange {
+            stored: self.stored,
+            bytes: &self.bytes,
+            ahead: &self.bytes[..self.bytes.len() / 2],
+        }
+    }
+
+    fn scores_by_gemm(&self, q: &[f32]) -> Vec<u32> {
+        let (dim, m) = (self.format.dim, q.len() / self.format.dim);
+        let mut turned = vec![0.0; dim * self.n];
+        for (r, row) in self.rows.chunks_exact(dim).enumerate() {
+            for (c, &x) in row.iter().enumerate() {
+                turned[c * self.n + r] = x;
+            }
+        }
+        let mut out = vec![0.0; m * self.n];
+        let dims = Dims {
+            m,
+            n: self.n,
+            k: dim,
+        };
+        product(dims, (q, dim), (&turned, self.n), &mut out);
+        bits(&out)
+    }
+
+    fn scores(&self, q: &[f32]) -> Vec<u32> {
+        let m = q.len() / self.format.dim;
+        let mut out = vec![f32::NAN; m * RANGE];
+        let to = MatMut {
+            data: &mut out,
+            stride: RANGE,
+        };
+        self.format
+            .scores(self.range(), q, &mut Work::default(), to);
+        out.chunks(RANGE).flat_map(|s| bits(&s[..self.n])).collect()
+    }
+
+    fn sum_by_gemm(&self, weights: &[f32], (start, end): (usize, usize), m: usize) -> Vec<u32> {
+        let dim = self.format.dim;
+        let mut out = vec![0.0; m * dim];
+        let dims = Dims {
+            m,
+            n: dim,
+            k: end - start,
+        };
+        product(
+            dims,
+            (weights, RANGE),
+            (&self.rows[start * dim..], dim),
+            &mut out,
+        );
+        bits(&out)
+    }
+
+    fn sum(&self, weights: &[f32], (start, end): (usize, usize), m: usize) -> Vec<u32> {
+        let mut out = vec![0.0; m * self.format.dim];
+        let weights = Mat {
+            data: weights,
+            stride: RANGE,
+        };
+        // In two parts: the chains go on where they were.
+        let middle = (start + end) / 2;
+        for (part, first) in [(start..middle, 0), (middle..end, middle - start)] {
+            let weights = Mat {
+                data: &weights.data[first..],
+                ..weights
+            };
+            let work = &mut Work::default();
+            self.format
+                .weighted_sum(self.range(), part, weights, work, &mut out);
+        }
+        bits(&out)
+    }
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+fn product(
+    dims: Dims,
+    (a, a_stride): (&[f32], usize),
+    (b, b_stride): (&[f32], usize),
+    c: &mut [f32],
+) {
+    let a = Mat {
+        data: a,
+        stride: a_stride,
+    };
+    let b = Mat {
+        data: b,
+        stride: b_stride,
+    };
+    gemm(
+        dims,
+        a,
+        b,
+        MatMut {
+            data: c,
+            stride: dims.n,
+        },
+    );
+}
+
+#[test]
+fn stored_rows_give_the_bits_of_decoded_ones() {
+    for def in STAGES {
+        for dim in [20, 64, 80, 128] {
+            let q = normals(MOST_QUERIES * dim, 1);
+            let weights: Vec<f32> = normals(MOST_QUERIES * RANGE, 2)
+                .iter()
+                .map(|x| x.abs())
+                .collect();
+            for (example, codec) in codecs(def, dim) {
+                for (n, m) in [
+                    (1, 3),
+                    (15, 1),
+                    (16, 2),
+                    (17, 3),
+                    (40, 5),
+                    (77, 4),
+                    (101, 7),
+                    (RANGE, 8),
+                ] {
+                    let case = Case::new(codec.clone(), dim, n);
+                    let q = &q[..m * dim];
+                    let part = (case.n / 7, case.n);
+                    let want = (case.scores_by_gemm(q), case.sum_by_gemm(&weights, part, m));
+                    for level in levels() {
+                        let got = at(level, || (case.scores(q), case.sum(&weights, part, m)));
+                        let place =
+                            format!("{example}, {dim} channels, {n} rows, {m} queries, {level:?}");
+                        assert!(got.0 == want.0, "scores of {place}");
+                        assert!(got.1 == want.1, "sums of {place}");
+                    }
+                }
+            }
+        }
+    }
+}
