@@ -172,7 +172,7 @@ fn filled(strategy: &Strategy, geometry: &Geometry, n: usize) -> StagedCache {
 /// Bytes of K and V of a token in one KV head.
 fn row_bytes(strategy: &Strategy) -> u64 {
     let n = 128;
-    let memory = filled(strategy, &geometry(1, n), n).memory();
+    let memory = filled(strategy, &geometry(1, 512), n).memory();
     (memory.payload_bytes + memory.scale_bytes) / (n * N_KV_HEADS) as u64
 }
 

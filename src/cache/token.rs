@@ -16,7 +16,7 @@ use rayon::prelude::*;
 
 use super::attention::{HeadView, Tile, restore_keys};
 use super::formats::{Format, Mask};
-use super::places::Page;
+use super::places::{Page, ReadBuffers};
 use super::runs::{Run, Runs};
 use super::scratch::{Pool, Scratch, merge, room};
 use super::stage::{KeyForm, Side};
@@ -92,30 +92,27 @@ fn sum(
         if views.len() * wave.len() <= FEW || rayon::current_num_threads() == 1 {
             for ((view, scratch), own) in views.iter().zip(heads.iter_mut()).zip(own) {
                 let q = std::mem::take(&mut scratch.q);
-                for (range, partial) in wave.clone().zip(own.chunks_exact_mut(size)) {
-                    let place = Place { position, range };
-                    scratch.partial(*view, place, [&q[0], &q[1]], shape.split(partial))?;
-                }
+                let asked = q.each_ref().map(Vec::as_slice);
+                let done = scratch.partials_of(*view, (position, wave.clone()), asked, own);
                 scratch.q = q;
+                done?;
             }
         } else {
             let asked = &*heads;
             let tasks: Vec<(usize, Range<usize>, &mut [f32])> = own
                 .enumerate()
                 .flat_map(|(h, own)| {
-                    let parts = own.chunks_mut(TASK * size).zip(wave.clone().step_by(TASK));
+                    let parts = own.chunks_mut(TASK * size);
+                    let parts = parts.zip(wave.clone().step_by(TASK));
                     parts.map(move |(part, r)| (h, r..r + part.len() / size, part))
                 })
                 .collect();
             tasks.into_par_iter().try_for_each(|(h, ranges, part)| {
                 let mut scratch = pool.take();
-                let q = &asked[h].q;
-                for (range, partial) in ranges.zip(part.chunks_exact_mut(size)) {
-                    let place = Place { position, range };
-                    scratch.partial(views[h], place, [&q[0], &q[1]], shape.split(partial))?;
-                }
+                let q = asked[h].q.each_ref().map(Vec::as_slice);
+                let done = scratch.partials_of(views[h], (position, ranges), q, part);
                 pool.give(scratch);
-                Ok::<_, CacheError>(())
+                done
             })?;
         }
         let own = partials.chunks_exact_mut(wave.len() * size);
@@ -242,6 +239,21 @@ impl<'a> HeadView<'a> {
 }
 
 impl Scratch {
+    /// The partial results of ranges of one head, into `partials`.
+    fn partials_of(
+        &mut self,
+        view: HeadView<'_>,
+        (position, ranges): (u32, Range<usize>),
+        q: [&[f32]; 2],
+        partials: &mut [f32],
+    ) -> Result<(), CacheError> {
+        let shape = Shape::of(&view);
+        for (range, partial) in ranges.zip(partials.chunks_exact_mut(shape.size())) {
+            self.partial(view, Place { position, range }, q, shape.split(partial))?;
+        }
+        Ok(())
+    }
+
     /// The partial results of one range. `q`: the queries in the space of exact rows and in that of coded keys.
     fn partial(
         &mut self,
@@ -318,17 +330,8 @@ impl Scratch {
             stride: RANGE,
         };
         if turned {
-            let d = view.geometry.head_dim;
-            let positions: Vec<u32> = page.positions().collect();
-            let n_stored = page.stored().count_ones() as usize;
-            room(&mut self.rows, RANGE * format.dim.max(d));
-            self.rows.resize(n_stored * format.dim.max(d), 0.0);
-            if !view.copy_restored((Side::K, class), &positions, &mut self.rows) {
-                let (buffers, rows) = (&mut self.buffers, &mut self.rows);
-                view.reader.decode(page, format, buffers, rows)?;
-            }
-            restore_keys(view, class, &positions, &mut self.rows, format.dim);
-            let rows = &self.rows[..positions.len() * d];
+            let (rows, d) = (&mut self.rows, view.geometry.head_dim);
+            turn(view, class, seen, (&mut self.buffers, rows))?;
             Decoded::new(rows, d, &mut self.work.padding).scores(q, out);
         } else {
             let range = StoredRange {
@@ -413,6 +416,27 @@ impl Scratch {
             );
         }
     }
+}
+
+/// Decodes live keys and brings them to where exact rows stand, `[row][head_dim]`.
+fn turn(
+    view: HeadView<'_>,
+    class: Class,
+    seen: Seen<'_>,
+    (buffers, rows): (&mut ReadBuffers, &mut Vec<f32>),
+) -> Result<(), CacheError> {
+    let Seen { page, format, .. } = seen;
+    let d = view.geometry.head_dim;
+    let positions: Vec<u32> = page.positions().collect();
+    let n_stored = page.stored().count_ones() as usize;
+    room(rows, RANGE * format.dim.max(d));
+    rows.resize(n_stored * format.dim.max(d), 0.0);
+    if !view.copy_restored((Side::K, class), &positions, rows) {
+        view.reader.decode(page, format, buffers, rows)?;
+    }
+    restore_keys(view, class, &positions, rows, format.dim);
+    rows.truncate(positions.len() * d);
+    Ok(())
 }
 
 /// A tile of one token, as its queries are prepared.

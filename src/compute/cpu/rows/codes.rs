@@ -2,7 +2,7 @@
 //! a channel, and NVFP4; and 8-bit floats.
 
 use super::{Layout, Rows};
-use crate::compute::cpu::simd::{LANES, Simd};
+use crate::compute::cpu::simd::{LANES, Simd, simd_kernel};
 
 /// Channels that are held at a time: 16 bytes of 4-bit codes.
 const STEP: usize = 32;
@@ -159,22 +159,21 @@ impl<'a> ChannelNibbles<'a> {
     }
 }
 
-crate::compute::cpu::vector::multiversion! {
+simd_kernel! {
     fn fill(steps: &[f32], zeros: &[f32], tables: &mut [f32]) = fill_body;
 }
 
+/// # Safety
+/// The instruction set of `S` is there.
 #[inline(always)]
-fn fill_body(steps: &[f32], zeros: &[f32], tables: &mut [f32]) {
+unsafe fn fill_body<S: Simd>(steps: &[f32], zeros: &[f32], tables: &mut [f32]) {
     const RAMP: [f32; LANES] = ramp(4);
-    for ((table, &step), &zero) in tables
-        .as_chunks_mut::<LANES>()
-        .0
-        .iter_mut()
-        .zip(steps)
-        .zip(zeros)
-    {
-        for (x, code) in table.iter_mut().zip(RAMP) {
-            *x = code.mul_add(step, zero);
+    let (tables, _) = tables.as_chunks_mut::<LANES>();
+    for ((table, &step), &zero) in tables.iter_mut().zip(steps).zip(zeros) {
+        // SAFETY: a table has 16 entries; the caller's promise.
+        unsafe {
+            let values = S::fma(S::load(RAMP.as_ptr()), S::splat(step), S::splat(zero));
+            S::store(table.as_mut_ptr(), values);
         }
     }
 }
