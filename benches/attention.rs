@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::measurement::ValueFormatter;
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use kvlab::cache::rope::{PairLayout, Rope};
 use kvlab::cache::stage::{Calibration, HeadCovariance, HeadRows, Kind, Value, registry};
-use kvlab::cache::strategy::{StageSpec, Strategy};
+use kvlab::cache::strategy::{StageSpec, Strategy, Tail};
 use kvlab::cache::{
     Admission, Batch, Geometry, KvCache, LayerGeometry, Materials, Rows, SeqId, StagedCache,
 };
@@ -31,6 +31,9 @@ const HEAD_DIM: usize = 64;
 /// Context, and layers.
 const SIZES: [(usize, usize); 5] = [(512, 1), (512, 30), (2048, 30), (8192, 30), (65_536, 3)];
 
+/// Tokens of a run over short contexts.
+const N_STEPS: usize = 16;
+
 /// Elements are rows, bytes are those read.
 struct Rates;
 
@@ -38,7 +41,7 @@ impl ValueFormatter for Rates {
     fn format_throughput(&self, throughput: &Throughput, ns: f64) -> String {
         match throughput {
             Throughput::Bytes(n) => format!("{:.1} GB/s", *n as f64 / ns),
-            Throughput::Elements(n) => format!("{:.2} ns per row", ns / *n as f64),
+            Throughput::Elements(n) => format!("{:.2} ns per row or token", ns / *n as f64),
             other => Usual.format_throughput(other, ns),
         }
     }
@@ -214,6 +217,54 @@ fn contexts(c: &mut Criterion<CpuTime<Rates>>) {
     }
 }
 
+/// What a token costs in all layers beside the model's own work: append, attend, commit. After 128 tokens, with the exact
+/// rows that presets have and without.
+fn short(c: &mut Criterion<CpuTime<Rates>>) {
+    let n = 128;
+    let geometry = geometry(30, n + N_STEPS);
+    let width = N_KV_HEADS * HEAD_DIM;
+    let (k, v) = (numbers(width, 3), numbers(width, 4));
+    let q = numbers(GROUP * width, 5);
+    let mut group = c.benchmark_group("a token after 128");
+    group.throughput(Throughput::Elements(N_STEPS as u64));
+    for (name, encode_k, encode_v) in formats() {
+        for (exact, sinks, tail) in [("", 0, 0), (", 4 sinks, a tail of 32", 4, 32)] {
+            let strategy = Strategy {
+                encode_k: encode_k.clone(),
+                encode_v: encode_v.clone(),
+                sinks,
+                tail: Tail::both(tail),
+                ..Strategy::bare("x")
+            };
+            let step = |mut cache: StagedCache| {
+                let mut out = vec![0.0; q.len()];
+                for p in n as u32..(n + N_STEPS) as u32 {
+                    let batch = Batch::single(SeqId(0), p..p + 1);
+                    for layer in 0..geometry.layers.len() {
+                        let rows = Rows {
+                            k: &k,
+                            v: &v,
+                            hidden: &[],
+                        };
+                        let done = cache.append(layer, &batch, rows);
+                        let done = done.and_then(|()| cache.attend(layer, &batch, &q, &mut out));
+                        done.expect("the sequence is there");
+                    }
+                    cache.commit(&batch).expect("the sequence is there");
+                }
+                cache
+            };
+            group.bench_function(format!("{name}{exact}"), |bench| {
+                bench.iter_batched(
+                    || filled(&strategy, &geometry, n),
+                    step,
+                    BatchSize::PerIteration,
+                )
+            });
+        }
+    }
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default()
@@ -221,6 +272,6 @@ criterion_group! {
         .sample_size(10)
         .warm_up_time(Duration::from_millis(100))
         .measurement_time(Duration::from_millis(300));
-    targets = contexts
+    targets = contexts, short
 }
 criterion_main!(benches);
