@@ -12,27 +12,37 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kvlab::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
 use kvlab::compute::cpu::linear::Matrix;
 use kvlab::model::gguf::TensorType;
+use kvlab::model::ops::Arithmetic;
 use kvlab::model::weights::StoredMatrix;
 use support::{CpuTime, Usual};
 
 mod support;
 
-const KINDS: [TensorType; 4] = [
-    TensorType::F32,
-    TensorType::F16,
-    TensorType::Q8_0,
-    TensorType::Q4_1,
+const KINDS: [(TensorType, Arithmetic); 8] = [
+    (TensorType::F32, Arithmetic::F32),
+    (TensorType::F16, Arithmetic::F32),
+    (TensorType::Q8_0, Arithmetic::F32),
+    (TensorType::Q8_0, Arithmetic::Int16),
+    (TensorType::Q8_0, Arithmetic::Int8),
+    (TensorType::Q4_1, Arithmetic::F32),
+    (TensorType::Q4_1, Arithmetic::Int16),
+    (TensorType::Q4_1, Arithmetic::Int8),
 ];
+
+fn name((kind, arithmetic): (TensorType, Arithmetic)) -> String {
+    format!("{kind:?} in {}", arithmetic.name())
+}
 
 fn values(n: usize) -> Vec<f32> {
     (0..n).map(|i| (i % 251) as f32 * 0.01 - 1.25).collect()
 }
 
 /// Bytes whose halves are small numbers, whatever the type.
-fn layer(kind: TensorType, n_out: usize, n_in: usize) -> Matrix {
+fn layer(kind: (TensorType, Arithmetic), n_out: usize, n_in: usize) -> Matrix {
+    let (kind, arithmetic) = kind;
     let n_bytes = n_out * n_in / kind.block_len() * kind.block_bytes();
     let bytes = (0..n_bytes).map(|i| (i * 37 % 251) as u8 & 0x3b).collect();
-    Matrix::new((n_out, n_in), StoredMatrix::owned(kind, bytes))
+    Matrix::new((n_out, n_in), StoredMatrix::owned(kind, bytes)).computed_in(arithmetic)
 }
 
 /// One row-block and one panel that stay in the first-level cache: what the tile itself can reach.
@@ -66,7 +76,7 @@ fn prefill(c: &mut Criterion<CpuTime<Usual>>) {
             for n_rows in [16, 512] {
                 let (x, mut y) = (values(n_rows * n_in), vec![0.0; n_rows * n_out]);
                 group.throughput(Throughput::Elements((2 * n_rows * n_out * n_in) as u64));
-                let name = format!("{kind:?}, {n_in} to {n_out}, {n_rows} rows (flop/s)");
+                let name = format!("{}, {n_in} to {n_out}, {n_rows} rows (flop/s)", name(kind));
                 group.bench_function(name, |bench| {
                     bench.iter(|| layer.apply(black_box(&x), None, &mut y))
                 });
@@ -90,7 +100,7 @@ fn decode(c: &mut Criterion<CpuTime<Usual>>) {
                 .for_each(|l| l.apply(black_box(&x), None, &mut y))
         };
         group.bench_function(
-            format!("{kind:?}, 120 layers {n_in} to {n_out}, 1 row (bytes/s)"),
+            format!("{}, 120 layers {n_in} to {n_out}, 1 row (bytes/s)", name(kind)),
             |bench| bench.iter(|| rayon::scope(|_| run())),
         );
     }
@@ -104,7 +114,7 @@ fn unpack(c: &mut Criterion<CpuTime<Usual>>) {
     for kind in KINDS {
         let layer = layer(kind, n_out, n_in);
         let (x, mut y) = (values(n_in), vec![0.0; n_out]);
-        let name = format!("{kind:?}, {n_in} to {n_out}, 1 row (weights/s)");
+        let name = format!("{}, {n_in} to {n_out}, 1 row (weights/s)", name(kind));
         group.bench_function(name, |bench| {
             let mut run = || (0..16).for_each(|_| layer.apply(black_box(&x), None, &mut y));
             bench.iter(|| rayon::scope(|_| run()))

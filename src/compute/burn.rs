@@ -12,7 +12,7 @@ use burn::tensor::activation::{gelu_approximate, silu};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 
-use crate::model::ops::{Needed, Ops, bias_of, head_of, needed};
+use crate::model::ops::{Arithmetic, Needed, Ops, bias_of, head_of, needed};
 use crate::model::{Activation, ModelError, ModelSpec, Role, WeightSource};
 
 /// burn-flex: burn on the CPU, in Rust alone.
@@ -66,7 +66,14 @@ fn read(source: &dyn WeightSource, n: Needed) -> Result<TensorData, ModelError> 
 impl<B: Backend> Ops for Burn<B> {
     type Act = Tensor<B, 2>;
 
-    fn load(source: Arc<dyn WeightSource>) -> Result<Self, ModelError> {
+    fn load(source: Arc<dyn WeightSource>, arithmetic: Arithmetic) -> Result<Self, ModelError> {
+        if !arithmetic.is_f32() {
+            let problem = format!(
+                "burn multiplies in f32, got arithmetic {}: take the cpu backend for it",
+                arithmetic.name()
+            );
+            return Err(ModelError::invalid(&source.spec().name, problem));
+        }
         let device = B::Device::default();
         let weights = needed(&*source)?
             .into_iter()

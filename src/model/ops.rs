@@ -7,7 +7,47 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::{ModelError, ModelSpec, Role, WeightSource};
+
+/// What linear layers compute in, where their weights are stored in blocks of codes (q4_0, q4_1, q8_0); all others compute
+/// in f32 whatever is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arithmetic {
+    /// Fused multiply-adds of f32: the reference.
+    #[default]
+    F32,
+    /// Activations as 16-bit integers, a scale per 32 of them; products and sums of a block are exact.
+    Int16,
+    /// The same with 8-bit integers.
+    Int8,
+}
+
+impl Arithmetic {
+    /// All, the reference first.
+    pub const ALL: [Self; 3] = [Self::F32, Self::Int16, Self::Int8];
+
+    /// Its name in experiments.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Int16 => "int16",
+            Self::Int8 => "int8",
+        }
+    }
+
+    /// The arithmetic of a name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|a| a.name() == name)
+    }
+
+    /// Whether it is the reference.
+    pub fn is_f32(&self) -> bool {
+        *self == Self::F32
+    }
+}
 
 /// A backend with one model's weights loaded.
 ///
@@ -19,8 +59,8 @@ pub trait Ops: Send + Sync + Sized {
     /// Loads every tensor that the spec calls for.
     ///
     /// # Errors
-    /// What the source says, or [`ModelError::Invalid`] when it lacks a tensor.
-    fn load(source: Arc<dyn WeightSource>) -> Result<Self, ModelError>;
+    /// What the source says, or [`ModelError::Invalid`] when it lacks a tensor or the backend has no such arithmetic.
+    fn load(source: Arc<dyn WeightSource>, arithmetic: Arithmetic) -> Result<Self, ModelError>;
     /// The model's hyperparameters.
     fn spec(&self) -> &ModelSpec;
     /// Embedding rows times the spec's factor, `[token][n_embd]`.

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::ops::Ops;
+use super::ops::{Arithmetic, Ops};
 use super::{ModelError, ModelSpec, Role, WeightSource};
 use crate::cache::{Batch, CacheError, KvCache, Rows};
 
@@ -85,13 +85,24 @@ pub struct Transformer<B> {
 }
 
 impl<B: Ops> Transformer<B> {
-    /// Loads a model's weights into the backend.
+    /// Loads a model's weights into the backend; linear layers compute in f32.
     ///
     /// # Errors
     /// What the backend says: a missing tensor, a failed read.
     pub fn load(source: Arc<dyn WeightSource>) -> Result<Self, ModelError> {
+        Self::load_in(source, Arithmetic::F32)
+    }
+
+    /// The same with linear layers in an arithmetic of choice.
+    ///
+    /// # Errors
+    /// As [`Transformer::load`], and when the backend has no such arithmetic.
+    pub fn load_in(
+        source: Arc<dyn WeightSource>,
+        arithmetic: Arithmetic,
+    ) -> Result<Self, ModelError> {
         Ok(Self {
-            ops: B::load(source)?,
+            ops: B::load(source, arithmetic)?,
         })
     }
 

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::linear::{self, Layer, Matrix};
 use super::vector;
-use crate::model::ops::{Needed, Ops, bias_of, head_of, needed};
+use crate::model::ops::{Arithmetic, Needed, Ops, bias_of, head_of, needed};
 use crate::model::{Activation, ModelError, ModelSpec, Role, WeightSource};
 
 /// Values per task of an element-wise operation: 64 KiB.
@@ -49,14 +49,15 @@ fn load_vector(source: &dyn WeightSource, n: Needed) -> Result<Vec<f32>, ModelEr
 impl Ops for Cpu {
     type Act = HostRows;
 
-    fn load(source: Arc<dyn WeightSource>) -> Result<Self, ModelError> {
+    fn load(source: Arc<dyn WeightSource>, arithmetic: Arithmetic) -> Result<Self, ModelError> {
         let (vectors, matrices): (Vec<_>, Vec<_>) =
             needed(&*source)?.into_iter().partition(Needed::is_vector);
         let matrices = matrices
             .into_iter()
             .map(|n| {
                 let stored = source.matrix(n.role, n.layer)?;
-                Ok(((n.role, n.layer), Matrix::new((n.rows, n.cols), stored)))
+                let matrix = Matrix::new((n.rows, n.cols), stored).computed_in(arithmetic);
+                Ok(((n.role, n.layer), matrix))
             })
             .collect::<Result<_, ModelError>>()?;
         let vectors = vectors

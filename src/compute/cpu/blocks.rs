@@ -3,7 +3,7 @@
 //! Invariant: a lane holds what [`TensorType::dequantize`] gives, to the bit. A product of an f16 scale and a code of at
 //! most 13 bits is exact in f32, so the fused `d · q + m` rounds once, as the reference's product and sum do.
 
-use super::simd::{LANES, Simd};
+use super::simd::{Ints, LANES, Simd};
 use crate::model::gguf::TensorType;
 
 /// Weights of a block.
@@ -19,6 +19,20 @@ pub trait Block: 'static {
     /// # Safety
     /// `BYTES` bytes at `block` may be read; the instruction set of S is there.
     unsafe fn unpack<S: Simd>(block: *const u8) -> [S::F; 2];
+}
+
+/// A block whose weights are one scale times (a code less a centre), plus a minimum where the type has them.
+pub trait CodedBlock: Block {
+    /// What is taken off each code.
+    const CENTRE: i32;
+    /// Whether a minimum, the second half of a block, is added.
+    const MINIMA: bool;
+
+    /// Codes as unsigned bytes of four blocks, `stride` bytes apart, a quarter each: weights 0 to 15, then 16 to 31.
+    ///
+    /// # Safety
+    /// Four blocks may be read; the instruction set of S is there.
+    unsafe fn codes<S: Ints>(block: *const u8, stride: usize) -> [S::I; 2];
 }
 
 /// Whether kernels read this type as it is stored; others are expanded to f32 when a model is loaded.
@@ -128,6 +142,57 @@ impl Block for Q8_0 {
             let d = S::splat_f16(block);
             let (low, high) = (block.add(2), block.add(2 + LANES));
             [S::mul(d, S::load_i8(low)), S::mul(d, S::load_i8(high))]
+        }
+    }
+}
+
+/// Nibbles of four runs of 16 bytes, low ones first.
+///
+/// # Safety
+/// The runs may be read; the instruction set of S is there.
+#[inline(always)]
+unsafe fn nibble_codes<S: Ints>(p: *const u8, stride: usize) -> [S::I; 2] {
+    const LOW: u32 = 0x0f0f_0f0f;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bytes = S::quarters(p, stride);
+        [S::and(bytes, LOW), S::and(S::shr::<4>(bytes), LOW)]
+    }
+}
+
+impl CodedBlock for Q4_0 {
+    const CENTRE: i32 = 8;
+    const MINIMA: bool = false;
+    #[inline(always)]
+    unsafe fn codes<S: Ints>(block: *const u8, stride: usize) -> [S::I; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { nibble_codes::<S>(block.add(2), stride) }
+    }
+}
+
+impl CodedBlock for Q4_1 {
+    const CENTRE: i32 = 0;
+    const MINIMA: bool = true;
+    #[inline(always)]
+    unsafe fn codes<S: Ints>(block: *const u8, stride: usize) -> [S::I; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { nibble_codes::<S>(block.add(4), stride) }
+    }
+}
+
+impl CodedBlock for Q8_0 {
+    const CENTRE: i32 = 128;
+    const MINIMA: bool = false;
+    #[inline(always)]
+    unsafe fn codes<S: Ints>(block: *const u8, stride: usize) -> [S::I; 2] {
+        // Signed bytes plus 128.
+        const SIGNS: u32 = 0x8080_8080;
+        // SAFETY: the caller's promise.
+        unsafe {
+            [
+                S::xor_i(S::quarters(block.add(2), stride), SIGNS),
+                S::xor_i(S::quarters(block.add(18), stride), SIGNS),
+            ]
         }
     }
 }

@@ -1,16 +1,21 @@
 //! Linear layers over weights as they are stored: y = x·Wᵀ (+ bias).
 //!
-//! Invariant: an output is what `dot` defines, then the bias: the same bits for any number of rows and threads. A few rows
-//! meet the weights as they lie in the file, each unpacked once in registers; for many rows a panel of outputs is expanded
-//! to f32 first and stays in a level-2 cache while all rows pass.
+//! Invariant: an output is what `dot` defines, or `int_dot` where a matrix computes in integers, then the bias: the same bits
+//! for any number of rows and threads. A few rows meet the weights as they lie in the file, each unpacked once in registers;
+//! for many rows a panel of outputs is unpacked first and stays in a near cache while all rows pass. Rows are coded once
+//! for all outputs.
 
 use std::cell::RefCell;
 
 use rayon::prelude::*;
 
 use super::blocks::is_native;
+use super::codes::{Codes, Layout};
 use super::dot::{self, FEW_ROWS, Inputs, Weights};
+use super::int_dot;
+use super::simd::Line;
 use crate::model::gguf::TensorType;
+use crate::model::ops::Arithmetic;
 use crate::model::weights::StoredMatrix;
 
 /// Outputs of one task.
@@ -22,6 +27,7 @@ pub struct Matrix {
     n_out: usize,
     n_in: usize,
     stored: StoredMatrix,
+    arithmetic: Arithmetic,
 }
 
 /// One of several layers over the same input.
@@ -34,9 +40,20 @@ pub struct Layer<'a> {
     pub y: &'a mut [f32],
 }
 
+/// Working memory of a task.
+struct Scratch {
+    /// A panel of f32 weights.
+    panel: Vec<f32>,
+    /// A panel of codes, or sums on their way.
+    lines: Vec<Line>,
+    /// Outputs.
+    y: Vec<f32>,
+}
+
 thread_local! {
-    /// Working memory of this thread's tasks: a panel and its outputs.
-    static PANELS: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+    static SCRATCH: RefCell<Scratch> = const {
+        RefCell::new(Scratch { panel: Vec::new(), lines: Vec::new(), y: Vec::new() })
+    };
 }
 
 impl Matrix {
@@ -57,7 +74,17 @@ impl Matrix {
             n_out,
             n_in,
             stored,
+            arithmetic: Arithmetic::F32,
         }
+    }
+
+    /// The same weights, computing in `arithmetic` if their type has codes and in f32 if not.
+    pub fn computed_in(mut self, arithmetic: Arithmetic) -> Self {
+        self.arithmetic = match int_dot::is_coded(self.stored.kind()) {
+            true => arithmetic,
+            false => Arithmetic::F32,
+        };
+        self
     }
 
     /// Outputs.
@@ -110,6 +137,7 @@ pub fn apply(x: &[f32], layers: Vec<Layer<'_>>) {
     };
     let n_rows = x.len() / n_in;
     assert_eq!(x.len(), n_rows * n_in, "input rows");
+    let codes = Coded::of(x, n_in, &layers);
     let mut tasks = Vec::new();
     for layer in layers {
         let n_out = layer.weights.n_out;
@@ -124,6 +152,7 @@ pub fn apply(x: &[f32], layers: Vec<Layer<'_>>) {
         };
         tasks.extend((0..n_out).step_by(PANEL).map(|first| Task {
             weights,
+            codes: codes.of_matrix(weights),
             bias,
             out,
             first,
@@ -137,9 +166,43 @@ pub fn apply(x: &[f32], layers: Vec<Layer<'_>>) {
     }
 }
 
+/// The rows in every arithmetic that a layer asks for.
+struct Coded {
+    int16: Option<Codes>,
+    int8: Option<Codes>,
+}
+
+impl Coded {
+    fn of(x: &[f32], n_in: usize, layers: &[Layer<'_>]) -> Self {
+        let layout = if x.len() / n_in <= FEW_ROWS {
+            Layout::Rows
+        } else {
+            Layout::Tiles
+        };
+        let codes = |arithmetic| {
+            let wanted = layers.iter().any(|l| l.weights.arithmetic == arithmetic);
+            wanted.then(|| Codes::new(x, n_in, arithmetic, layout))
+        };
+        Self {
+            int16: codes(Arithmetic::Int16),
+            int8: codes(Arithmetic::Int8),
+        }
+    }
+
+    fn of_matrix(&self, matrix: &Matrix) -> Option<&Codes> {
+        match matrix.arithmetic {
+            Arithmetic::F32 => None,
+            Arithmetic::Int16 => self.int16.as_ref(),
+            Arithmetic::Int8 => self.int8.as_ref(),
+        }
+    }
+}
+
 /// Outputs `first..first + PANEL` of a layer, for all rows.
 struct Task<'a> {
     weights: &'a Matrix,
+    /// The rows' codes, for a matrix that computes in integers.
+    codes: Option<&'a Codes>,
     bias: Option<&'a [f32]>,
     out: Output,
     first: usize,
@@ -149,10 +212,12 @@ impl Task<'_> {
     fn run(&self, inputs: Inputs<'_>) {
         let n = PANEL.min(self.out.n_out - self.first);
         let weights = self.weights.rows(self.first, n);
-        PANELS.with_borrow_mut(|(panel, y)| {
+        SCRATCH.with_borrow_mut(|Scratch { panel, lines, y }| {
             y.resize(self.out.n_rows * n, 0.0);
             let y = &mut y[..self.out.n_rows * n];
-            if self.out.n_rows <= FEW_ROWS {
+            if let Some(codes) = self.codes {
+                int_dot::apply(codes, weights, lines, y);
+            } else if self.out.n_rows <= FEW_ROWS {
                 dot::few(inputs, weights, y);
             } else {
                 panel.resize(n * inputs.n_in, 0.0);

@@ -3,9 +3,11 @@
 
 pub mod backend;
 pub mod blocks;
+mod codes;
 pub mod dispatch;
 mod dot;
 pub mod gemm;
+mod int_dot;
 pub mod linear;
 pub mod rows;
 pub mod simd;

@@ -5,6 +5,8 @@ use crate::compute::cpu::dispatch::tests::{at, levels};
 use crate::compute::cpu::vector::{LANES, sum_lanes};
 use rand::{Rng, SeedableRng};
 
+mod ints;
+
 const KINDS: [TensorType; 8] = [
     TensorType::F32,
     TensorType::F16,

@@ -7,12 +7,17 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+mod ints;
+#[cfg(target_arch = "x86_64")]
+mod ints_x86;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
+pub(crate) use ints::ints_kernel;
+pub use ints::{Ints, Line};
 pub use lanes::Lanes;
 #[cfg(target_arch = "x86_64")]
 pub use x86::Avx512;
