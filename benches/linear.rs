@@ -100,7 +100,10 @@ fn decode(c: &mut Criterion<CpuTime<Usual>>) {
                 .for_each(|l| l.apply(black_box(&x), None, &mut y))
         };
         group.bench_function(
-            format!("{}, 120 layers {n_in} to {n_out}, 1 row (bytes/s)", name(kind)),
+            format!(
+                "{}, 120 layers {n_in} to {n_out}, 1 row (bytes/s)",
+                name(kind)
+            ),
             |bench| bench.iter(|| rayon::scope(|_| run())),
         );
     }

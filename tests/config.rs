@@ -7,6 +7,7 @@ use kvlab::cache::stage::KeyForm;
 use kvlab::cache::{Continuation, Geometry};
 use kvlab::config::{Bos, ModelLimits, PRESETS, Plan, Protocol, load, parse};
 use kvlab::eval::bars::{Bound, Metric};
+use kvlab::model::ops::Arithmetic;
 
 /// The shortest sound experiment; tests put more behind it.
 const HEAD: &str = "schema = 1\nmodel = \"smollm2-135m-instruct\"\n[data]\nsets = [\"quickstart-prose\"]\n\
@@ -482,11 +483,29 @@ fn a_cell_is_what_can_change_its_numbers() {
         "strategy.0.encode=q4_0",
         "protocol.latency.steps=2",
         "protocol.memory_every=16",
+        "arithmetic=int8",
         "data.sets=quickstart-code",
     ] {
         let p = with("[[strategy]]\nencode = \"q8_0\"\n", &[change]).unwrap();
         assert_ne!(id(&p, "m"), first, "{change}");
     }
+}
+
+#[test]
+fn the_arithmetic_is_f32_unless_said_and_an_unknown_one_is_refused() {
+    let body = "[[strategy]]\nencode = \"q8_0\"\n";
+    let json = |p: &Plan| serde_json::to_string(p).unwrap();
+    assert_eq!(plan(body).arithmetic, Arithmetic::F32);
+    assert!(!json(&plan(body)).contains("arithmetic"));
+    let p = with(body, &["arithmetic=int16"]).unwrap();
+    assert_eq!(p.arithmetic, Arithmetic::Int16);
+    assert_eq!(serde_json::from_str::<Plan>(&json(&p)).unwrap(), p);
+    has(
+        &with(body, &["arithmetic=int18"]).unwrap_err(),
+        &[
+            "arithmetic: is \"int18\", must be one of \"f32\", \"int16\", \"int8\"; did you mean `int1",
+        ],
+    );
 }
 
 #[test]

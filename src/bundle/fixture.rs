@@ -78,6 +78,7 @@ pub fn header() -> RunHeader {
         model: ModelHeader {
             name: "abacus-1b".into(),
             sha256: "feedface00112233".into(),
+            arithmetic: Default::default(),
         },
         geometry: GeometryHeader {
             layers: vec![

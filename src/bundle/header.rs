@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::strategy::Strategy;
 use crate::cache::{Continuation, Geometry};
+use crate::model::ops::Arithmetic;
 
 /// Version of the bundle's files.
 pub const SCHEMA: u32 = 1;
@@ -43,6 +44,9 @@ pub struct ModelHeader {
     pub name: String,
     /// SHA-256 of its file, hexadecimal (of the sorted list of files' hashes where there are several).
     pub sha256: String,
+    /// What its linear layers compute in.
+    #[serde(default, skip_serializing_if = "Arithmetic::is_f32")]
+    pub arithmetic: Arithmetic,
 }
 
 /// What one token adds to a cache.

@@ -11,6 +11,7 @@ use crate::cache::strategy::Strategy;
 use crate::cache::{Admission, Batch, Geometry, KvCache, SeqId};
 use crate::compute::cpu::backend::Cpu;
 use crate::engine::clock::{Clock, SystemClock};
+use crate::model::ops::Arithmetic;
 use crate::model::transformer::{LanguageModel, StepError, Transformer};
 use crate::model::weights::WeightSource;
 
@@ -27,8 +28,9 @@ const PIECE: usize = 32;
 pub fn seconds_per_token(
     weights: Box<dyn WeightSource>,
     geometry: &Geometry,
+    arithmetic: Arithmetic,
 ) -> Result<f64, StepError> {
-    let model = Transformer::<Cpu>::load(Arc::from(weights))?;
+    let model = Transformer::<Cpu>::load_in(Arc::from(weights), arithmetic)?;
     let materials = Materials {
         geometry,
         calibration: None,
@@ -73,7 +75,7 @@ mod tests {
     fn a_model_has_a_pace() {
         let model = TinyModel::new(&TinyConfig::of(Architecture::Llama));
         let geometry = geometry(model.spec(), STEP);
-        let pace = seconds_per_token(Box::new(model), &geometry).unwrap();
+        let pace = seconds_per_token(Box::new(model), &geometry, Arithmetic::F32).unwrap();
         assert!(pace > 0.0 && pace < 1.0, "{pace}");
     }
 

@@ -38,7 +38,7 @@ pub fn plan(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let (mut sha256, mut seconds) = (None, None);
     if let Some(local) = local {
         sha256 = Some(local.model.sha256);
-        let pace = pace::seconds_per_token(local.model.weights, &local.geometry)?;
+        let pace = pace::seconds_per_token(local.model.weights, &local.geometry, plan.arithmetic)?;
         seconds = Some(pace * tokens_to_run(&plan) as f64);
     }
     if args.json {
@@ -115,6 +115,11 @@ fn rows(
 fn summary(plan: &Plan, out: &mut dyn Write) -> std::io::Result<()> {
     writeln!(out, "experiment  {}", plan.name)?;
     writeln!(out, "model       {}", plan.model)?;
+    writeln!(
+        out,
+        "arithmetic  {} in linear layers",
+        plan.arithmetic.name()
+    )?;
     for text in &plan.data {
         writeln!(
             out,

@@ -116,8 +116,10 @@ impl Session {
             })
             .collect::<anyhow::Result<Vec<Vec<Items>>>>()?;
         let cells = plan.cells(&loaded.sha256);
-        let model: Box<dyn LanguageModel> =
-            Box::new(Transformer::<Cpu>::load(Arc::from(loaded.weights))?);
+        let model: Box<dyn LanguageModel> = Box::new(Transformer::<Cpu>::load_in(
+            Arc::from(loaded.weights),
+            plan.arithmetic,
+        )?);
         let mut session = Self {
             plan,
             cells,
@@ -151,6 +153,7 @@ impl Session {
             ("calibration_text", text.data.sha256.clone()),
             ("calibration_separator", separator),
             ("calibration_tokens", text.tokens.to_string()),
+            ("arithmetic", self.plan.arithmetic.name().to_owned()),
             ("numbers", NUMBERS.to_string()),
             ("engine", env!("CARGO_PKG_VERSION").to_owned()),
         ];
@@ -230,6 +233,7 @@ impl Session {
             model: ModelHeader {
                 name: self.plan.model.clone(),
                 sha256: self.model_sha256.clone(),
+                arithmetic: self.plan.arithmetic,
             },
             geometry: (&self.geometry).into(),
             protocols,

@@ -197,7 +197,10 @@ impl<'a> Group<'a> {
             memory_track: outcome.memory_track,
             latency: outcome.latency,
             // The chunk and the threads change no score: left out, so that equal runs have equal records.
-            effective: BTreeMap::from([("backend".to_owned(), "cpu f32".to_owned())]),
+            effective: BTreeMap::from([(
+                "backend".to_owned(),
+                format!("cpu {}", s.plan.arithmetic.name()),
+            )]),
         }
     }
 

@@ -16,6 +16,7 @@ use crate::cache::strategy::{StageSpec, Strategy};
 use crate::cache::{Continuation, Geometry, Materials, least_budget};
 use crate::data::{DataRef, sha256_hex};
 use crate::eval::bars::Bar;
+use crate::model::ops::Arithmetic;
 
 /// Raised whenever a change of the program moves numbers, so that cells of before and after have different ids.
 pub const NUMBERS: u32 = 3;
@@ -180,6 +181,9 @@ pub struct Plan {
     pub calibration: Option<CalibrationPlan>,
     /// Threads; `None`: all. Changes no number.
     pub threads: Option<usize>,
+    /// What linear layers compute in, the reference's and all strategies'.
+    #[serde(default, skip_serializing_if = "Arithmetic::is_f32")]
+    pub arithmetic: Arithmetic,
     /// What the experiment must show. No part of the plan's JSON: it makes no result, and may change after a run.
     #[serde(skip)]
     pub bars: Vec<Bar>,
@@ -271,6 +275,9 @@ impl Plan {
         });
         if self.memory_every > 0 {
             identity["memory_every"] = json!(self.memory_every);
+        }
+        if !self.arithmetic.is_f32() {
+            identity["arithmetic"] = json!(self.arithmetic);
         }
         identity
     }

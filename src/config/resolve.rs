@@ -11,6 +11,7 @@ use super::sweep::expand;
 use super::{bars, protocols, strategies};
 use crate::cache::Continuation;
 use crate::data::{DataError, DataRef, Split};
+use crate::model::ops::Arithmetic;
 
 const KEYS: &[&str] = &[
     "schema",
@@ -19,6 +20,7 @@ const KEYS: &[&str] = &[
     "seed",
     "model",
     "threads",
+    "arithmetic",
     "data",
     "protocol",
     "calibration",
@@ -64,6 +66,7 @@ pub fn resolve(tree: &Table, default_name: &str, diagnostics: &mut Diagnostics) 
     let name = name(&mut top, default_name);
     let seed = top.int("seed", 0..=i64::MAX).unwrap_or(0);
     let threads = top.count("threads", 1..=1024);
+    let arithmetic = top.choice("arithmetic", &Arithmetic::ALL.map(|a| (a.name(), a)));
     let model = model(&mut top);
     let (data, documents) = data(&mut top);
     let (protocols, running) = protocol(&mut top, documents);
@@ -100,6 +103,7 @@ pub fn resolve(tree: &Table, default_name: &str, diagnostics: &mut Diagnostics) 
         memory_every: running.memory_every,
         calibration,
         threads,
+        arithmetic: arithmetic.unwrap_or_default(),
         bars: bars.unwrap_or_default(),
         origins,
     })

@@ -215,7 +215,9 @@ mod tests {
     use crate::engine::plain_cache::PlainCache;
     use crate::model::Architecture;
     use crate::model::geometry::geometry;
+    use crate::model::gguf::TensorType;
     use crate::model::tiny::{TinyConfig, TinyModel, TinyOutput};
+    use crate::model::weights::StoredMatrix;
 
     const ALL: [Architecture; 4] = [
         Architecture::Llama,
@@ -273,6 +275,62 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// A tiny model whose matrices are stored in q8_0.
+    struct Q8(TinyModel);
+
+    impl WeightSource for Q8 {
+        fn spec(&self) -> &ModelSpec {
+            self.0.spec()
+        }
+        fn shape(&self, role: Role, layer: usize) -> Option<(usize, usize)> {
+            self.0.shape(role, layer)
+        }
+        fn rows_f32(
+            &self,
+            role: Role,
+            layer: usize,
+            first: usize,
+            out: &mut [f32],
+        ) -> Result<(), ModelError> {
+            self.0.rows_f32(role, layer, first, out)
+        }
+        fn matrix(&self, role: Role, layer: usize) -> Result<StoredMatrix, ModelError> {
+            let stored = self.0.matrix(role, layer)?;
+            let values: &[f32] = bytemuck::cast_slice(stored.bytes());
+            let mut bytes = Vec::new();
+            for block in values.chunks(32) {
+                let a = block.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+                let d = half::f16::from_f32(a / 127.0);
+                bytes.extend(d.to_le_bytes());
+                bytes.extend(block.iter().map(|x| (x / d.to_f32()).round() as i8 as u8));
+            }
+            Ok(StoredMatrix::owned(TensorType::Q8_0, bytes))
+        }
+    }
+
+    #[test]
+    fn chunks_do_not_change_a_bit_in_integers_and_each_arithmetic_is_its_own() {
+        let source = || Arc::new(Q8(TinyModel::new(&TinyConfig::default())));
+        let text = tokens(50, 1);
+        let all = Arithmetic::ALL.map(|arithmetic| {
+            let model = Transformer::<Cpu>::load_in(source(), arithmetic).unwrap();
+            let mut cache = PlainCache::new(geometry(model.spec(), 128));
+            let whole = logits(&model, &mut cache, &text, 50);
+            for chunk in [1, 3, 7, 16] {
+                let parts = logits(&model, &mut cache, &text, chunk);
+                assert_eq!(whole, parts, "{arithmetic:?}, {chunk}");
+            }
+            whole
+        });
+        let worst = |other: &[f32]| {
+            let differences = all[0].iter().zip(other).map(|(a, b)| (a - b).abs());
+            differences.fold(0.0, f32::max)
+        };
+        let (int16, int8) = (worst(&all[1]), worst(&all[2]));
+        assert!(int16 > 0.0 && int16 < 1e-3, "{int16}");
+        assert!(int8 > 10.0 * int16 && int8 < 0.3, "{int8}");
     }
 
     #[test]

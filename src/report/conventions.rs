@@ -13,7 +13,7 @@ use super::rows::{Group, Report};
 /// What holds for every group of a report.
 pub fn shared(report: &Report) -> Vec<String> {
     let per_token = grouped(report.header.geometry.f16_bytes_at(1));
-    vec![
+    let mut lines = vec![
         "PPL is per token of this model's tokenizer: exp of the mean NLL, natural logarithm. The reference is a cache \
          of f32 rows on the same tokens. ΔPPL is against it, paired; the verdict is that of ΔNLL's interval. KLD is \
          KL(full ‖ compressed), nats per token. Same top p: both rank the same token first."
@@ -26,7 +26,21 @@ pub fn shared(report: &Report) -> Vec<String> {
              ({per_token} bytes per token), bytes_vs_fp8 over half of that. effective bits: per value of the tokens that \
              came after the compression point, what they added."
         ),
-    ]
+    ];
+    lines.extend(arithmetic(report));
+    lines
+}
+
+/// What linear layers compute in, where it is not f32.
+pub fn arithmetic(report: &Report) -> Option<String> {
+    let arithmetic = report.header.model.arithmetic;
+    (!arithmetic.is_f32()).then(|| {
+        format!(
+            "Linear layers over q4_0, q4_1 and q8_0 weights compute in {}: activations as integers with a scale per 32, the \
+             reference's and all strategies'.",
+            arithmetic.name()
+        )
+    })
 }
 
 /// What holds for one group.

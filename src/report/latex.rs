@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::columns::{COLUMNS, Column, TextRow, text};
-use super::conventions::{data, protocol, short};
+use super::conventions::{arithmetic, data, protocol, short};
 use super::rows::{Group, Report};
 
 /// All groups.
@@ -65,8 +65,9 @@ fn caption(report: &Report, group: &Group) -> String {
             b.reference_ppl
         )
     });
+    let arithmetic = arithmetic(report).map_or_else(String::new, |line| format!(" {line}"));
     let plain = format!(
-        "{}, {}. {} (sha256 {}). {} {}{reference} ± is half of a 95 % interval over the n items; ΔPPL is paired; KLD \
+        "{}, {}. {} (sha256 {}).{arithmetic} {} {}{reference} ± is half of a 95 % interval over the n items; ΔPPL is paired; KLD \
          is KL(full ‖ compressed) in nats. Sizes charge every stored byte. Seeds: {}. Bundle {}/{}.",
         header.experiment,
         group.title,

@@ -57,6 +57,16 @@ fn table_md() {
 }
 
 #[test]
+fn an_arithmetic_other_than_f32_stands_above_the_table() {
+    let mut report = finished();
+    let line = "compute in int8";
+    assert!(!markdown::results(&report).contains(line));
+    report.header.model.arithmetic = crate::model::ops::Arithmetic::Int8;
+    assert!(markdown::results(&report).contains(line));
+    assert!(latex::results(&report).contains(line));
+}
+
+#[test]
 fn table_csv() {
     insta::assert_snapshot!(csv::results(&finished()));
 }

@@ -233,7 +233,11 @@ mod tests {
         };
         let byte = |b, plane, i| i32::from(codes.bytes()[at(b, plane, i)].cast_signed());
         (0..n * BLOCK)
-            .map(|i| (0..p).fold(0, |code, plane| code * 256 + byte(i / BLOCK, plane, i % BLOCK)))
+            .map(|i| {
+                (0..p).fold(0, |code, plane| {
+                    code * 256 + byte(i / BLOCK, plane, i % BLOCK)
+                })
+            })
             .collect()
     }
 
@@ -253,7 +257,9 @@ mod tests {
                             .map(|x| (x * (largest / a)).round_ties_even() as i32)
                             .collect();
                         assert_eq!(got[b * BLOCK..][..BLOCK], want, "{arithmetic:?} {layout:?}");
-                        assert!(want.contains(&(largest as i32)) || want.contains(&-(largest as i32)));
+                        assert!(
+                            want.contains(&(largest as i32)) || want.contains(&-(largest as i32))
+                        );
                         let tile = row / TILE_ROWS * TILE_ROWS;
                         let at = match layout {
                             Layout::Rows => row * codes.n_blocks + b,

@@ -25,10 +25,6 @@ pub(super) struct Weights<'a> {
 /// Outputs side by side in one go: the sums of 16 vectors are one tree.
 pub(super) const GROUP: usize = LANES;
 
-/// Bytes between what is unpacked and what is asked for from memory: the rows of a group lie side by side, which is no
-/// pattern that a processor's own prefetching sees.
-const AHEAD: usize = 4096;
-
 /// Rows that share what is unpacked of a weight without a panel.
 pub(super) const FEW_ROWS: usize = 4;
 

@@ -18,6 +18,9 @@ use super::dot::{FEW_ROWS, GROUP, Weights};
 use super::simd::{Ints, Line, ints_kernel};
 use crate::model::gguf::TensorType;
 
+/// Bytes between what is read and what is asked for from memory, so that it comes while sums are added up.
+const AHEAD: usize = 4096;
+
 /// Vectors of partial sums kept at once, 32 KiB.
 const PARTIALS: usize = 512;
 
@@ -51,7 +54,10 @@ fn rows_of<B: CodedBlock>(codes: &Codes, weights: &[u8], lines: &mut Vec<Line>, 
     match codes.layout {
         super::codes::Layout::Rows => {
             assert!(codes.n_rows <= FEW_ROWS);
-            lines.resize(lines.len().max(PARTIALS + PARTIALS / GROUP * QUAD), Line([0; 16]));
+            lines.resize(
+                lines.len().max(PARTIALS + PARTIALS / GROUP * QUAD),
+                Line([0; 16]),
+            );
             few_of::<B>(codes, weights, lines, y);
         }
         super::codes::Layout::Tiles => {
@@ -73,7 +79,12 @@ ints_kernel! {
 /// # Safety
 /// The instruction set of S is there.
 #[inline(always)]
-unsafe fn few_body<S: Ints, B: CodedBlock>(codes: &Codes, weights: &[u8], lines: &mut [Line], y: &mut [f32]) {
+unsafe fn few_body<S: Ints, B: CodedBlock>(
+    codes: &Codes,
+    weights: &[u8],
+    lines: &mut [Line],
+    y: &mut [f32],
+) {
     // SAFETY: the instruction set is the caller's promise.
     unsafe {
         match codes.n_planes {
@@ -112,7 +123,12 @@ unsafe fn few_in<S: Ints, B: CodedBlock, const P: usize>(
                     n_quads: step.min(n_quads - quad),
                 };
                 for o in 0..n {
-                    part.sum_row::<S, B, P>(weights, first + o, &mut partials[o..], &mut scales_of(scales)[o..]);
+                    part.sum_row::<S, B, P>(
+                        weights,
+                        first + o,
+                        &mut partials[o..],
+                        &mut scales_of(scales)[o..],
+                    );
                 }
                 for (row, chain) in chains.iter_mut().enumerate().take(codes.n_rows) {
                     let partials = &partials[row * part.n_quads * GROUP..][..part.n_quads * GROUP];
@@ -120,7 +136,11 @@ unsafe fn few_in<S: Ints, B: CodedBlock, const P: usize>(
                 }
             }
             for (row, [y_row, z_row]) in chains.into_iter().enumerate().take(codes.n_rows) {
-                let sum = if B::MINIMA { S::add(y_row, z_row) } else { y_row };
+                let sum = if B::MINIMA {
+                    S::add(y_row, z_row)
+                } else {
+                    y_row
+                };
                 let mut out = [0.0; GROUP];
                 S::store(out.as_mut_ptr(), sum);
                 y[row * n_out + first..][..n].copy_from_slice(&out[..n]);
@@ -156,30 +176,37 @@ impl Part<'_> {
     ) {
         let codes = self.codes;
         let n_quads_all = codes.n_blocks.div_ceil(QUAD);
-        let x = codes.bytes().as_ptr();
-        let mut padded = [0u8; 4 * 64];
+        let x = codes.bytes()[self.quad * P * QUAD * BLOCK..].as_ptr();
+        let first = (out * codes.n_blocks + self.quad * QUAD) * B::BYTES;
+        let rest = &weights[first..];
+        assert!(partials.len() > (codes.n_rows * self.n_quads - 1) * GROUP);
+        assert!(scales.len() > (self.n_quads * QUAD - 1) * GROUP);
+        let (partials, scales) = (partials.as_mut_ptr(), scales.as_mut_ptr());
+        let mut padded = [0u8; QUAD * 64];
         for q in 0..self.n_quads {
-            let block = (self.quad + q) * QUAD;
-            let at = (out * codes.n_blocks + block) * B::BYTES;
-            let rest = &weights[at..];
+            let at = q * QUAD * B::BYTES;
+            // SAFETY: a block of row `out` is inside `weights`, and all lie before the end of `rest` but a last quad's.
+            let mut w = unsafe { rest.as_ptr().add(at) };
+            for line in (0..QUAD * B::BYTES).step_by(size_of::<Line>()) {
+                S::prefetch(w.wrapping_add(AHEAD + line));
+            }
             // Codes of x past a row's last block are zeros, so what stands there is read but does not count.
-            let w = if rest.len() >= QUAD * B::BYTES {
-                rest.as_ptr()
-            } else {
-                padded[..rest.len()].copy_from_slice(rest);
-                padded.as_ptr()
-            };
-            // SAFETY: four blocks at w and the codes of four blocks of each row may be read; the caller's promise.
+            if rest.len() - at < QUAD * B::BYTES {
+                padded[..rest.len() - at].copy_from_slice(&rest[at..]);
+                w = padded.as_ptr();
+            }
+            // SAFETY: four blocks at w and the codes of four blocks of each row may be read; the buffers have the room that
+            // was asserted; the instruction set is the caller's promise.
             unsafe {
                 let w_codes = B::codes::<S>(w, B::BYTES);
                 for row in 0..codes.n_rows {
-                    let x = x.add((row * n_quads_all + self.quad + q) * P * QUAD * BLOCK);
-                    let sums = quad_sums::<S, P>(w_codes, x);
-                    let place = &mut partials[(row * self.n_quads + q) * GROUP];
-                    S::store_i((place as *mut Line).cast(), sums);
+                    let x = x.add((row * n_quads_all + q) * P * QUAD * BLOCK);
+                    let place = partials.add((row * self.n_quads + q) * GROUP);
+                    S::store_i(place.cast(), quad_sums::<S, P>(w_codes, x));
                 }
                 for i in 0..QUAD {
-                    scales[(q * QUAD + i) * GROUP] = w.add(i * B::BYTES).cast::<u32>().read_unaligned();
+                    let bits = w.add(i * B::BYTES).cast::<u32>().read_unaligned();
+                    *scales.add((q * QUAD + i) * GROUP) = bits;
                 }
             }
         }
@@ -198,6 +225,7 @@ impl Part<'_> {
         chain: &mut [S::F; 2],
     ) {
         let codes = self.codes;
+        let [mut y, mut z] = *chain;
         for q in 0..self.n_quads {
             let block = (self.quad + q) * QUAD;
             // SAFETY: the instruction set is the caller's promise; lines are whole.
@@ -220,14 +248,15 @@ impl Part<'_> {
                     let bits = S::load_i((&raw const scales[q * QUAD + i]).cast());
                     let d = S::low_halves(bits);
                     let s = centred::<S, B>(sums, codes.sums[at]);
-                    chain[0] = S::fma(S::mul(d, S::splat(codes.scales[at])), S::to_f32(s), chain[0]);
+                    y = S::fma(S::mul(d, S::splat(codes.scales[at])), S::to_f32(s), y);
                     if B::MINIMA {
                         let m = S::low_halves(S::shr::<16>(bits));
-                        chain[1] = S::fma(m, S::splat(codes.masses[at]), chain[1]);
+                        z = S::fma(m, S::splat(codes.masses[at]), z);
                     }
                 }
             }
         }
+        *chain = [y, z];
     }
 }
 
@@ -268,7 +297,12 @@ unsafe fn centred<S: Ints, B: CodedBlock>(sums: S::I, x_sum: i32) -> S::I {
 /// # Safety
 /// The instruction set of S is there.
 #[inline(always)]
-unsafe fn many_body<S: Ints, B: CodedBlock>(codes: &Codes, weights: &[u8], lines: &mut [Line], y: &mut [f32]) {
+unsafe fn many_body<S: Ints, B: CodedBlock>(
+    codes: &Codes,
+    weights: &[u8],
+    lines: &mut [Line],
+    y: &mut [f32],
+) {
     // SAFETY: the instruction set is the caller's promise.
     unsafe {
         match codes.n_planes {
@@ -303,7 +337,12 @@ unsafe fn many_in<S: Ints, B: CodedBlock, const P: usize>(
                 all.resize(GROUP * row_bytes, 0);
                 fill_panel::<S, B>(&all, codes.n_blocks, lines);
             }
-            let panel = Panel { codes, lines, n, n_out };
+            let panel = Panel {
+                codes,
+                lines,
+                n,
+                n_out,
+            };
             let mut row = 0;
             while row < codes.n_rows {
                 let y = &mut y[row * n_out + first..];
@@ -366,7 +405,11 @@ impl Panel<'_> {
     /// # Safety
     /// The instruction set of S is there.
     #[inline(always)]
-    unsafe fn tile<S: Ints, B: CodedBlock, const P: usize, const M: usize>(&self, row: usize, y: &mut [f32]) {
+    unsafe fn tile<S: Ints, B: CodedBlock, const P: usize, const M: usize>(
+        &self,
+        row: usize,
+        y: &mut [f32],
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
             if S::WIDE {
@@ -428,7 +471,11 @@ impl Panel<'_> {
             }
             let n_rows = codes.n_rows.saturating_sub(row + r).min(R);
             for i in 0..n_rows {
-                let sum = if B::MINIMA { S::add(sums_y[i], sums_z[i]) } else { sums_y[i] };
+                let sum = if B::MINIMA {
+                    S::add(sums_y[i], sums_z[i])
+                } else {
+                    sums_y[i]
+                };
                 let mut out = [0.0; GROUP];
                 S::store(out.as_mut_ptr(), sum);
                 y[(r + i) * self.n_out..][..self.n].copy_from_slice(&out[..self.n]);

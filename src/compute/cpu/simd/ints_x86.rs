@@ -104,12 +104,7 @@ impl Ints for Avx2 {
     }
     #[inline(always)]
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I {
-        unsafe {
-            [
-                _mm256_add_epi32(a[0], b[0]),
-                _mm256_add_epi32(a[1], b[1]),
-            ]
-        }
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
     }
     #[inline(always)]
     unsafe fn xor_i(i: Self::I, mask: u32) -> Self::I {
@@ -172,7 +167,8 @@ impl Ints for Avx2 {
         unsafe {
             let mask = _mm256_set1_epi32(0xffff);
             // Packing works within 128 bits: its quarters come out as 0, 2, 1, 3.
-            let packed = _mm256_packus_epi32(_mm256_and_si256(i[0], mask), _mm256_and_si256(i[1], mask));
+            let packed =
+                _mm256_packus_epi32(_mm256_and_si256(i[0], mask), _mm256_and_si256(i[1], mask));
             let halves = _mm256_permute4x64_epi64::<0xd8>(packed);
             [
                 _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),

@@ -100,7 +100,10 @@ fn a_coded_row_has_the_same_bits_alone_and_in_any_batch_on_any_threads() {
             let n_rows = x.len() / n_in;
             let (mut ya, mut yb) = (vec![0.0; n_rows * n_out], vec![0.0; n_rows * 40]);
             let layer = |weights, bias, y| Layer { weights, bias, y };
-            let layers = vec![layer(&a, Some(&bias[..]), &mut ya[..]), layer(&b, None, &mut yb[..])];
+            let layers = vec![
+                layer(&a, Some(&bias[..]), &mut ya[..]),
+                layer(&b, None, &mut yb[..]),
+            ];
             apply(x, layers);
             (bits(&ya), bits(&yb))
         };
