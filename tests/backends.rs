@@ -11,11 +11,13 @@ use kvlab::cache::strategy::Strategy;
 use kvlab::cache::{Admission, Batch, KvCache, SeqId};
 use kvlab::compute::burn::{Burn, Flex};
 use kvlab::compute::cpu::Cpu;
-use kvlab::compute::cpu::linear::Packed;
+use kvlab::compute::cpu::linear::Matrix;
 use kvlab::model::geometry::geometry;
+use kvlab::model::gguf::TensorType;
 use kvlab::model::source::{ModelDir, builtin};
 use kvlab::model::tiny::{TinyConfig, TinyModel, TinyOutput};
 use kvlab::model::transformer::{LanguageModel, Transformer};
+use kvlab::model::weights::StoredMatrix;
 use kvlab::model::{Architecture, WeightSource, load};
 use rand::{Rng, SeedableRng};
 
@@ -108,16 +110,14 @@ fn a_row_alone_and_in_a_batch() {
         let y = Tensor::<Flex, 2>::from_data(x, &device).matmul(weights.clone());
         y.into_data().into_vec().unwrap()
     };
-    let packed = Packed::pack::<std::convert::Infallible>((n_out, n_in), |first, out| {
-        for (i, v) in out.iter_mut().enumerate() {
-            *v = w[i % n_in * n_out + first + i / n_in];
-        }
-        Ok(())
-    })
-    .unwrap();
+    let rows: Vec<f32> = (0..n_out * n_in)
+        .map(|i| w[i % n_in * n_out + i / n_in])
+        .collect();
+    let stored = StoredMatrix::owned(TensorType::F32, bytemuck::cast_slice(&rows).to_vec());
+    let matrix = Matrix::new((n_out, n_in), stored);
     let ours = |n: usize| {
         let mut y = vec![0.0; n * n_out];
-        packed.apply(&x[..n * n_in], None, &mut y);
+        matrix.apply(&x[..n * n_in], None, &mut y);
         y
     };
     let differing = |alone: &[f32], batch: &[f32]| {

@@ -13,10 +13,13 @@ use super::dispatch::multiversion;
 use super::simd::Line;
 use crate::model::ops::Arithmetic;
 
+/// Rows that are read one after the other, weights as they come; for more, weights are unpacked to a panel first.
+pub(super) const FEW_ROWS: usize = 2;
+
 /// Rows of a tile of many rows.
 pub(super) const TILE_ROWS: usize = 12;
 
-/// Rows of a tile's last part are filled up to a multiple of this with rows of zeros.
+/// Rows of the last tile are filled up to a multiple of this with rows of zeros.
 const TILE_STEP: usize = 4;
 
 /// Blocks side by side in a vector, where one row is read along its inputs.
@@ -28,7 +31,7 @@ const TASK_VALUES: usize = 16 * 1024;
 /// How codes lie in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// For few rows: `[row][four blocks][plane][half of a block][block][16]`; scales, sums: `[row][block]`.
+    /// For few rows: `[four blocks][row][plane][half of a block][block][16]`; scales, sums: `[block][row]`.
     Rows,
     /// For many: `[tile][block][plane][8][row of the tile][4]`; scales, sums: `[tile][block][row of the tile]`.
     Tiles,
@@ -52,14 +55,18 @@ pub(super) struct Codes {
 
 impl Codes {
     /// Codes of rows of `n_in` values, a multiple of the block.
-    pub fn new(x: &[f32], n_in: usize, arithmetic: Arithmetic, layout: Layout) -> Self {
+    pub fn new(x: &[f32], n_in: usize, arithmetic: Arithmetic) -> Self {
         let (n_rows, n_blocks) = (x.len() / n_in, n_in / BLOCK);
+        let layout = match n_rows {
+            0..=FEW_ROWS => Layout::Rows,
+            _ => Layout::Tiles,
+        };
         let (largest, n_planes) = match arithmetic {
             Arithmetic::Int16 => (32_639.0, 2),
             _ => (127.0, 1),
         };
         let (unit_rows, padded) = match layout {
-            Layout::Rows => (1, n_rows),
+            Layout::Rows => (n_rows.max(1), n_rows),
             Layout::Tiles => (TILE_ROWS, n_rows.next_multiple_of(TILE_STEP)),
         };
         let row_bytes = match layout {
@@ -107,9 +114,12 @@ impl Codes {
         bytemuck::cast_slice(&self.bytes)
     }
 
-    /// Rows that a tile starting at `row` has, those of zeros included.
+    /// Rows that a tile starting at `row` has, those of zeros included. Few rows are one tile.
     pub fn tile_rows(&self, row: usize) -> usize {
-        TILE_ROWS.min((self.n_rows - row).next_multiple_of(TILE_STEP))
+        match self.layout {
+            Layout::Rows => self.n_rows,
+            Layout::Tiles => TILE_ROWS.min((self.n_rows - row).next_multiple_of(TILE_STEP)),
+        }
     }
 }
 
@@ -142,7 +152,7 @@ impl Unit<'_> {
                     let bytes = plane_of(block, n_planes - 1 - plane);
                     match layout {
                         Layout::Rows => {
-                            let group = (b / QUAD * n_planes + plane) * 2;
+                            let group = ((b / QUAD * m + row) * n_planes + plane) * 2;
                             for (half, bytes) in bytes.chunks_exact(16).enumerate() {
                                 let at = ((group + half) * QUAD + b % QUAD) * 16;
                                 self.bytes[at..at + 16].copy_from_slice(bytes);
@@ -221,9 +231,8 @@ mod tests {
         let p = codes.n_planes;
         let at = |b: usize, plane: usize, i: usize| match codes.layout {
             Layout::Rows => {
-                let row_bytes = n.next_multiple_of(QUAD) * BLOCK * p;
-                let group = (b / QUAD * p + plane) * 2 + i / 16;
-                row * row_bytes + (group * QUAD + b % QUAD) * 16 + i % 16
+                let group = ((b / QUAD * codes.tile_rows(0) + row) * p + plane) * 2 + i / 16;
+                (group * QUAD + b % QUAD) * 16 + i % 16
             }
             Layout::Tiles => {
                 let m = codes.tile_rows(tile);
@@ -245,9 +254,10 @@ mod tests {
     fn codes_are_the_nearest_and_their_bytes_make_them_in_both_layouts() {
         let n_in = 6 * BLOCK;
         for (arithmetic, largest) in [(Arithmetic::Int8, 127.0f32), (Arithmetic::Int16, 32_639.0)] {
-            for (layout, n_rows) in [(Layout::Rows, 3), (Layout::Tiles, 30)] {
+            for (layout, n_rows) in [(Layout::Rows, 2), (Layout::Tiles, 3), (Layout::Tiles, 30)] {
                 let x = rows(n_rows, n_in);
-                let codes = Codes::new(&x, n_in, arithmetic, layout);
+                let codes = Codes::new(&x, n_in, arithmetic);
+                assert_eq!(codes.layout, layout);
                 for (row, x) in x.chunks(n_in).enumerate() {
                     let got = read(&codes, row);
                     for (b, x) in x.chunks(BLOCK).enumerate() {
@@ -261,12 +271,7 @@ mod tests {
                             want.contains(&(largest as i32)) || want.contains(&-(largest as i32))
                         );
                         let tile = row / TILE_ROWS * TILE_ROWS;
-                        let at = match layout {
-                            Layout::Rows => row * codes.n_blocks + b,
-                            Layout::Tiles => {
-                                tile * codes.n_blocks + b * codes.tile_rows(tile) + row - tile
-                            }
-                        };
+                        let at = tile * codes.n_blocks + b * codes.tile_rows(tile) + row - tile;
                         let sum: i32 = want.iter().sum();
                         assert_eq!(codes.sums[at], sum);
                         assert_eq!(codes.scales[at], a / largest);
@@ -282,13 +287,13 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = rows(1, 2 * BLOCK);
             x[40] = bad;
-            let codes = Codes::new(&x, 2 * BLOCK, Arithmetic::Int8, Layout::Rows);
+            let codes = Codes::new(&x, 2 * BLOCK, Arithmetic::Int8);
             assert!(codes.scales[0].is_finite() && codes.scales[1].is_nan());
         }
         let tiny = vec![1e-40f32; BLOCK];
-        let codes = Codes::new(&tiny, BLOCK, Arithmetic::Int16, Layout::Rows);
+        let codes = Codes::new(&tiny, BLOCK, Arithmetic::Int16);
         assert_eq!((codes.scales[0], codes.sums[0]), (0.0, 0));
-        let zeros = Codes::new(&vec![0.0; BLOCK], BLOCK, Arithmetic::Int16, Layout::Rows);
+        let zeros = Codes::new(&vec![0.0; BLOCK], BLOCK, Arithmetic::Int16);
         assert_eq!((zeros.scales[0], zeros.masses[0]), (0.0, 0.0));
     }
 }

@@ -13,13 +13,10 @@
 //! integers are exact in any order, and lanes run across outputs, never along a sum.
 
 use super::blocks::{BLOCK, CodedBlock, Q4_0, Q4_1, Q8_0};
-use super::codes::{Codes, QUAD, TILE_ROWS};
-use super::dot::{FEW_ROWS, GROUP, Weights};
+use super::codes::{Codes, FEW_ROWS, Layout, QUAD, TILE_ROWS};
+use super::dot::{GROUP, Weights};
 use super::simd::{Ints, Line, ints_kernel};
 use crate::model::gguf::TensorType;
-
-/// Bytes between what is read and what is asked for from memory, so that it comes while sums are added up.
-const AHEAD: usize = 4096;
 
 /// Vectors of partial sums kept at once, 32 KiB.
 const PARTIALS: usize = 512;
@@ -32,8 +29,8 @@ pub(super) fn is_coded(kind: TensorType) -> bool {
     matches!(kind, TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q8_0)
 }
 
-/// y `[row][out]`, row stride `weights`' rows, of at most [`FEW_ROWS`] rows in [`super::codes::Layout::Rows`], or of any
-/// number in [`super::codes::Layout::Tiles`]. `lines` is working memory.
+/// y `[row][out]`, row stride `weights`' rows, of at most [`FEW_ROWS`] rows in [`Layout::Rows`], or of any
+/// number in [`Layout::Tiles`]. `lines` is working memory.
 ///
 /// # Panics
 /// When `y` is too short or the codes are of another length than the weights' rows.
@@ -52,15 +49,14 @@ pub(super) fn apply(codes: &Codes, weights: Weights<'_>, lines: &mut Vec<Line>, 
 
 fn rows_of<B: CodedBlock>(codes: &Codes, weights: &[u8], lines: &mut Vec<Line>, y: &mut [f32]) {
     match codes.layout {
-        super::codes::Layout::Rows => {
-            assert!(codes.n_rows <= FEW_ROWS);
+        Layout::Rows => {
             lines.resize(
                 lines.len().max(PARTIALS + PARTIALS / GROUP * QUAD),
                 Line([0; 16]),
             );
             few_of::<B>(codes, weights, lines, y);
         }
-        super::codes::Layout::Tiles => {
+        Layout::Tiles => {
             let n_lines = codes.n_blocks * (BLOCK_LINES + 2);
             lines.resize(lines.len().max(n_lines), Line([0; 16]));
             many_of::<B>(codes, weights, lines, y);
@@ -87,9 +83,11 @@ unsafe fn few_body<S: Ints, B: CodedBlock>(
 ) {
     // SAFETY: the instruction set is the caller's promise.
     unsafe {
-        match codes.n_planes {
-            1 => few_in::<S, B, 1>(codes, weights, lines, y),
-            _ => few_in::<S, B, 2>(codes, weights, lines, y),
+        match (codes.n_planes, codes.n_rows) {
+            (1, 1) => few_in::<S, B, 1, 1>(codes, weights, lines, y),
+            (1, _) => few_in::<S, B, 1, FEW_ROWS>(codes, weights, lines, y),
+            (_, 1) => few_in::<S, B, 2, 1>(codes, weights, lines, y),
+            _ => few_in::<S, B, 2, FEW_ROWS>(codes, weights, lines, y),
         }
     }
 }
@@ -100,22 +98,21 @@ unsafe fn few_body<S: Ints, B: CodedBlock>(
 /// # Safety
 /// The instruction set of S is there.
 #[inline(always)]
-unsafe fn few_in<S: Ints, B: CodedBlock, const P: usize>(
+unsafe fn few_in<S: Ints, B: CodedBlock, const P: usize, const M: usize>(
     codes: &Codes,
     weights: &[u8],
     lines: &mut [Line],
     y: &mut [f32],
 ) {
     let n_out = weights.len() / (codes.n_blocks * B::BYTES);
-    let n_rows = codes.n_rows.max(1);
-    let step = PARTIALS / GROUP / n_rows;
     let n_quads = codes.n_blocks.div_ceil(QUAD);
+    let step = PARTIALS / GROUP / M;
     let (partials, scales) = lines.split_at_mut(PARTIALS);
     for first in (0..n_out).step_by(GROUP) {
         let n = GROUP.min(n_out - first);
-        // SAFETY: the instruction set is the caller's promise; places are inside what the caller gave.
+        // SAFETY: the instruction set is the caller's promise.
         unsafe {
-            let mut chains = [[S::splat(0.0); 2]; FEW_ROWS];
+            let mut chains = [[S::splat(0.0); 2]; M];
             for quad in (0..n_quads).step_by(step) {
                 let part = Part {
                     codes,
@@ -123,17 +120,11 @@ unsafe fn few_in<S: Ints, B: CodedBlock, const P: usize>(
                     n_quads: step.min(n_quads - quad),
                 };
                 for o in 0..n {
-                    part.sum_row::<S, B, P>(
-                        weights,
-                        first + o,
-                        &mut partials[o..],
-                        &mut scales_of(scales)[o..],
-                    );
+                    let scales: &mut [u32] = bytemuck::cast_slice_mut(scales);
+                    let to = (&mut partials[o..], &mut scales[o..]);
+                    part.sum_row::<S, B, P, M>(weights, first + o, to);
                 }
-                for (row, chain) in chains.iter_mut().enumerate().take(codes.n_rows) {
-                    let partials = &partials[row * part.n_quads * GROUP..][..part.n_quads * GROUP];
-                    part.add_up::<S, B>(row, partials, scales, chain);
-                }
+                part.add_up::<S, B, M>(partials, scales, &mut chains);
             }
             for (row, [y_row, z_row]) in chains.into_iter().enumerate().take(codes.n_rows) {
                 let sum = if B::MINIMA {
@@ -149,10 +140,6 @@ unsafe fn few_in<S: Ints, B: CodedBlock, const P: usize>(
     }
 }
 
-fn scales_of(lines: &mut [Line]) -> &mut [u32] {
-    bytemuck::cast_slice_mut(lines)
-}
-
 /// Some of the blocks of few rows.
 struct Part<'a> {
     codes: &'a Codes,
@@ -161,102 +148,142 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// One row of weights: partial sums to `partials[row of x][quad][16]`, the blocks' first four bytes to
-    /// `scales[quad][block][16]`, both every 16th from the first on.
-    ///
-    /// # Safety
-    /// The instruction set of S is there; `weights` has the row, and the buffers the room.
-    #[inline(always)]
-    unsafe fn sum_row<S: Ints, B: CodedBlock, const P: usize>(
-        &self,
-        weights: &[u8],
-        out: usize,
-        partials: &mut [Line],
-        scales: &mut [u32],
-    ) {
-        let codes = self.codes;
-        let n_quads_all = codes.n_blocks.div_ceil(QUAD);
-        let x = codes.bytes()[self.quad * P * QUAD * BLOCK..].as_ptr();
-        let first = (out * codes.n_blocks + self.quad * QUAD) * B::BYTES;
-        let rest = &weights[first..];
-        assert!(partials.len() > (codes.n_rows * self.n_quads - 1) * GROUP);
-        assert!(scales.len() > (self.n_quads * QUAD - 1) * GROUP);
-        let (partials, scales) = (partials.as_mut_ptr(), scales.as_mut_ptr());
-        let mut padded = [0u8; QUAD * 64];
-        for q in 0..self.n_quads {
-            let at = q * QUAD * B::BYTES;
-            // SAFETY: a block of row `out` is inside `weights`, and all lie before the end of `rest` but a last quad's.
-            let mut w = unsafe { rest.as_ptr().add(at) };
-            for line in (0..QUAD * B::BYTES).step_by(size_of::<Line>()) {
-                S::prefetch(w.wrapping_add(AHEAD + line));
-            }
-            // Codes of x past a row's last block are zeros, so what stands there is read but does not count.
-            if rest.len() - at < QUAD * B::BYTES {
-                padded[..rest.len() - at].copy_from_slice(&rest[at..]);
-                w = padded.as_ptr();
-            }
-            // SAFETY: four blocks at w and the codes of four blocks of each row may be read; the buffers have the room that
-            // was asserted; the instruction set is the caller's promise.
-            unsafe {
-                let w_codes = B::codes::<S>(w, B::BYTES);
-                for row in 0..codes.n_rows {
-                    let x = x.add((row * n_quads_all + q) * P * QUAD * BLOCK);
-                    let place = partials.add((row * self.n_quads + q) * GROUP);
-                    S::store_i(place.cast(), quad_sums::<S, P>(w_codes, x));
-                }
-                for i in 0..QUAD {
-                    let bits = w.add(i * B::BYTES).cast::<u32>().read_unaligned();
-                    *scales.add((q * QUAD + i) * GROUP) = bits;
-                }
-            }
-        }
-    }
-
-    /// Adds the blocks of one row of x to the chains of 16 outputs.
+    /// One row of weights: partial sums to `[quad][row of x][16]`, the first four bytes of the blocks to
+    /// `[quad][block][16]`, each every 16th from the first on.
     ///
     /// # Safety
     /// The instruction set of S is there.
     #[inline(always)]
-    unsafe fn add_up<S: Ints, B: CodedBlock>(
+    unsafe fn sum_row<S: Ints, B: CodedBlock, const P: usize, const M: usize>(
         &self,
-        row: usize,
+        weights: &[u8],
+        out: usize,
+        (partials, scales): (&mut [Line], &mut [u32]),
+    ) {
+        let (n_blocks, n_quads) = (self.codes.n_blocks, self.n_quads);
+        let w = &weights[(out * n_blocks + self.quad * QUAD) * B::BYTES..];
+        let x = &self.codes.bytes()[self.quad * M * P * QUAD * BLOCK..];
+        assert!(x.len() >= n_quads * M * P * QUAD * BLOCK);
+        assert!(partials.len() > (n_quads * M - 1) * GROUP);
+        assert!(scales.len() > (n_quads * QUAD - 1) * GROUP);
+        let n_whole = n_quads.min(w.len() / (QUAD * B::BYTES));
+        // SAFETY: places up to `n_quads` are inside, as asserted; four whole blocks stand at each `w`.
+        unsafe {
+            let mut place = Place {
+                x: x.as_ptr(),
+                partials: partials.as_mut_ptr(),
+                scales: scales.as_mut_ptr(),
+            };
+            for q in 0..n_whole {
+                place.put::<S, B, P, M>(w.as_ptr().add(q * QUAD * B::BYTES));
+            }
+            // Codes of x past a row's last block are zeros: what stands there is read but does not count.
+            if n_whole < n_quads {
+                let rest = &w[n_whole * QUAD * B::BYTES..];
+                let mut padded = [0u8; QUAD * 64];
+                padded[..rest.len()].copy_from_slice(rest);
+                place.put::<S, B, P, M>(padded.as_ptr());
+            }
+        }
+    }
+
+    /// Adds the blocks to the chains of 16 outputs of M rows.
+    ///
+    /// # Safety
+    /// The instruction set of S is there.
+    #[inline(always)]
+    unsafe fn add_up<S: Ints, B: CodedBlock, const M: usize>(
+        &self,
         partials: &[Line],
         scales: &[Line],
-        chain: &mut [S::F; 2],
+        chains: &mut [[S::F; 2]; M],
     ) {
         let codes = self.codes;
-        let [mut y, mut z] = *chain;
+        let mut held = *chains;
         for q in 0..self.n_quads {
             let block = (self.quad + q) * QUAD;
-            // SAFETY: the instruction set is the caller's promise; lines are whole.
-            unsafe {
-                let p: *const u8 = partials[q * GROUP..][..GROUP].as_ptr().cast();
-                let mut sums = [S::splat_i(0); 4];
-                for (i, sums) in sums.iter_mut().enumerate() {
-                    let p = p.add(i * 4 * size_of::<Line>());
-                    let [a, b, c, d] = S::transpose_lanes([
-                        S::load_i(p),
-                        S::load_i(p.add(64)),
-                        S::load_i(p.add(128)),
-                        S::load_i(p.add(192)),
-                    ]);
-                    *sums = S::add_i(S::add_i(a, b), S::add_i(c, d));
-                }
-                let sums = S::transpose_quarters(sums);
-                for (i, &sums) in sums.iter().enumerate().take(codes.n_blocks - block) {
-                    let at = row * codes.n_blocks + block + i;
-                    let bits = S::load_i((&raw const scales[q * QUAD + i]).cast());
-                    let d = S::low_halves(bits);
-                    let s = centred::<S, B>(sums, codes.sums[at]);
-                    y = S::fma(S::mul(d, S::splat(codes.scales[at])), S::to_f32(s), y);
-                    if B::MINIMA {
-                        let m = S::low_halves(S::shr::<16>(bits));
-                        z = S::fma(m, S::splat(codes.masses[at]), z);
+            let n = QUAD.min(codes.n_blocks - block);
+            let of_rows = block * M..(block + n) * M;
+            let x_scales = &codes.scales[of_rows.clone()];
+            let x_sums = &codes.sums[of_rows.clone()];
+            let x_masses = &codes.masses[of_rows];
+            let bits = &scales[q * QUAD..][..QUAD];
+            for (row, [y, z]) in held.iter_mut().enumerate() {
+                let partials = &partials[(q * M + row) * GROUP..][..GROUP];
+                // SAFETY: the instruction set is the caller's promise; lines are whole, 16 of them.
+                unsafe {
+                    let sums = totals::<S>(partials.as_ptr().cast());
+                    for (i, sums) in sums.into_iter().enumerate() {
+                        if i >= n {
+                            break;
+                        }
+                        let at = i * M + row;
+                        let bits = S::load_i((&raw const bits[i]).cast());
+                        let s = centred::<S, B>(sums, x_sums[at]);
+                        let scale = S::mul(S::low_halves(bits), S::splat(x_scales[at]));
+                        *y = S::fma(scale, S::to_f32(s), *y);
+                        if B::MINIMA {
+                            let m = S::low_halves(S::shr::<16>(bits));
+                            *z = S::fma(m, S::splat(x_masses[at]), *z);
+                        }
                     }
                 }
             }
         }
-        *chain = [y, z];
+        *chains = held;
+    }
+}
+
+/// Where the next four blocks' codes of x stand, and where their sums go.
+struct Place {
+    x: *const u8,
+    partials: *mut Line,
+    scales: *mut u32,
+}
+
+impl Place {
+    /// Four blocks at `w`.
+    ///
+    /// # Safety
+    /// They may be read, and the places read and written; the instruction set of S is there.
+    #[inline(always)]
+    unsafe fn put<S: Ints, B: CodedBlock, const P: usize, const M: usize>(&mut self, w: *const u8) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let w_codes = B::codes::<S>(w, B::BYTES);
+            for _ in 0..M {
+                S::store_i(self.partials.cast(), quad_sums::<S, P>(w_codes, self.x));
+                self.x = self.x.add(P * QUAD * BLOCK);
+                self.partials = self.partials.wrapping_add(GROUP);
+            }
+            for i in 0..QUAD {
+                *self.scales = w.add(i * B::BYTES).cast::<u32>().read_unaligned();
+                self.scales = self.scales.wrapping_add(GROUP);
+            }
+        }
+    }
+}
+
+/// The sums of four blocks for 16 outputs: a vector of lanes for each block. `partials`: `[output][block][4]`.
+///
+/// # Safety
+/// The instruction set of S is there; 16 lines may be read.
+#[inline(always)]
+unsafe fn totals<S: Ints>(partials: *const u8) -> [S::I; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [S::splat_i(0); 4];
+        for (i, sums) in sums.iter_mut().enumerate() {
+            let p = partials.add(i * 4 * size_of::<Line>());
+            let [a, b, c, d] = S::transpose_lanes([
+                S::load_i(p),
+                S::load_i(p.add(64)),
+                S::load_i(p.add(128)),
+                S::load_i(p.add(192)),
+            ]);
+            *sums = S::add_i(S::add_i(a, b), S::add_i(c, d));
+        }
+        S::transpose_quarters(sums)
     }
 }
 
@@ -366,7 +393,12 @@ unsafe fn fill_panel<S: Ints, B: CodedBlock>(rows: &[u8], n_blocks: usize, lines
     let row_bytes = n_blocks * B::BYTES;
     assert!(rows.len() >= GROUP * row_bytes && lines.len() >= n_blocks * (BLOCK_LINES + 2));
     let (codes, scales) = lines.split_at_mut(n_blocks * BLOCK_LINES);
+    let next = rows.as_ptr().wrapping_add(GROUP * row_bytes);
     for (b, codes) in codes.chunks_exact_mut(BLOCK_LINES).enumerate() {
+        // The next panel is asked for in order of memory, which this one, read across its rows, is not.
+        for line in (0..GROUP * B::BYTES).step_by(size_of::<Line>()) {
+            S::prefetch(next.wrapping_add(b * GROUP * B::BYTES + line));
+        }
         // SAFETY: block b of 16 rows lies inside `rows`; the instruction set is the caller's promise.
         unsafe {
             let w = rows.as_ptr().add(b * B::BYTES);

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use rayon::prelude::*;
 
 use super::blocks::is_native;
-use super::codes::{Codes, Layout};
+use super::codes::Codes;
 use super::dot::{self, FEW_ROWS, Inputs, Weights};
 use super::int_dot;
 use super::simd::Line;
@@ -174,14 +174,9 @@ struct Coded {
 
 impl Coded {
     fn of(x: &[f32], n_in: usize, layers: &[Layer<'_>]) -> Self {
-        let layout = if x.len() / n_in <= FEW_ROWS {
-            Layout::Rows
-        } else {
-            Layout::Tiles
-        };
         let codes = |arithmetic| {
             let wanted = layers.iter().any(|l| l.weights.arithmetic == arithmetic);
-            wanted.then(|| Codes::new(x, n_in, arithmetic, layout))
+            wanted.then(|| Codes::new(x, n_in, arithmetic))
         };
         Self {
             int16: codes(Arithmetic::Int16),
