@@ -234,6 +234,9 @@ pub struct BenchArgs {
     /// Threads [default: all]
     #[arg(short, long, value_name = "N", value_delimiter = ',')]
     pub threads: Vec<Counts>,
+    /// What linear layers over q4_0, q4_1 and q8_0 weights compute in: f32, int16 or int8
+    #[arg(long, value_name = "NAME", default_value = "f32")]
+    pub arithmetic: String,
     /// Runs of each test that count
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub repetitions: u16,

@@ -22,7 +22,7 @@ use crate::engine::clock::SystemClock;
 use crate::eval::bench::bandwidth::{BUFFER_BYTES, read_bytes_per_s};
 use crate::eval::bench::{Bench, Pool, Schedule, Work, gate};
 use crate::model::geometry::geometry;
-use crate::model::ops::needed;
+use crate::model::ops::{Arithmetic, needed};
 use crate::model::source::{FetchProgress, ModelDir, Silent, resolve};
 use crate::model::transformer::Transformer;
 use crate::model::{self, Role, WeightSource};
@@ -59,7 +59,7 @@ pub fn bench(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let mut sheet = empty_sheet(&plan, weights.as_ref())?;
     // Within a pool, so that no other threads are ever started.
     let widest = &pools[pools.len() - 1].pool;
-    let model = widest.install(|| Transformer::<Cpu>::load(weights))?;
+    let model = widest.install(|| Transformer::<Cpu>::load_in(weights, plan.arithmetic))?;
     let learner = Learner {
         model: &model,
         tokenizer: &loaded.tokenizer,
@@ -148,8 +148,9 @@ fn plan(args: &BenchArgs) -> anyhow::Result<Plan> {
     let tables = names.map(table).collect::<anyhow::Result<Vec<String>>>()?;
     let quoted = |s: &String| serde_json::to_string(s).context("a name");
     let (model, text) = (quoted(&args.model)?, quoted(&args.text)?);
+    let arithmetic = quoted(&args.arithmetic)?;
     let text = format!(
-        "schema = 1\nmodel = {model}\nstrategy = [{}]\n[data]\nsets = [{text}]\n\
+        "schema = 1\nmodel = {model}\narithmetic = {arithmetic}\nstrategy = [{}]\n[data]\nsets = [{text}]\n\
          [protocol]\nkind = \"stream\"\n[calibration]\nset = \"calibration-mixed\"\ntokens = 2048\n",
         tables.join(", ")
     );
@@ -301,7 +302,10 @@ fn empty_sheet(plan: &Plan, weights: &dyn WeightSource) -> anyhow::Result<Sheet>
         model_bytes: all.iter().copied().filter_map(stored).sum(),
         n_params: shapes.map(|(rows, cols)| (rows * cols) as u64).sum(),
         weight_bytes: read.iter().filter_map(|t| stored((t.role, t.layer))).sum(),
-        backend: "cpu".to_owned(),
+        backend: match plan.arithmetic {
+            Arithmetic::F32 => "cpu".to_owned(),
+            other => format!("cpu {}", other.name()),
+        },
         entrants: Vec::new(),
         read_bytes_per_s: Vec::new(),
         rows: Vec::new(),

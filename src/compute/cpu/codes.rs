@@ -293,7 +293,7 @@ mod tests {
         let tiny = vec![1e-40f32; BLOCK];
         let codes = Codes::new(&tiny, BLOCK, Arithmetic::Int16);
         assert_eq!((codes.scales[0], codes.sums[0]), (0.0, 0));
-        let zeros = Codes::new(&vec![0.0; BLOCK], BLOCK, Arithmetic::Int16);
+        let zeros = Codes::new(&[0.0; BLOCK], BLOCK, Arithmetic::Int16);
         assert_eq!((zeros.scales[0], zeros.masses[0]), (0.0, 0.0));
     }
 }

@@ -15,6 +15,10 @@ pub struct Line(pub [u32; LANES]);
 ///
 /// # Safety
 /// As for [`Simd`], with an `ints_kernel!`.
+#[allow(
+    clippy::missing_safety_doc,
+    reason = "one promise for all methods, above"
+)]
 pub trait Ints: Simd {
     /// 64 bytes.
     unsafe fn load_i(p: *const u8) -> Self::I;

@@ -30,6 +30,10 @@ pub const LANES: usize = 16;
 /// # Safety
 /// For all methods: the instruction set is there (a `simd_kernel!` sees to it), and what a pointer names may be read or
 /// written as the method says, at any alignment.
+#[allow(
+    clippy::missing_safety_doc,
+    reason = "one promise for all methods, above"
+)]
 pub trait Simd: Copy + 'static {
     /// 16 × f32.
     type F: Copy;

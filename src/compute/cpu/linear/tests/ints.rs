@@ -160,6 +160,7 @@ fn what_is_no_number_stays_none() {
     for (row, y) in y.chunks(20).enumerate() {
         assert!(y.iter().all(|v| v.is_nan() == (row == 2)), "{row}");
     }
+    matrix.apply(&[], None, &mut []);
     let mut alone = vec![0.0; 20];
     matrix.apply(&x[2 * 64..3 * 64], None, &mut alone);
     assert!(alone.iter().all(|v| v.is_nan()));
