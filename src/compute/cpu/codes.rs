@@ -138,62 +138,75 @@ impl Unit<'_> {
         let n_blocks = self.n_in / BLOCK;
         // Rows of this unit, those of zeros included.
         let m = self.scales.len() / n_blocks;
-        let mut codes = vec![0i16; self.n_in];
-        let mut scales = vec![0.0f32; n_blocks];
+        let mut row_codes = Row {
+            bytes: vec![[0; BLOCK]; n_blocks * n_planes],
+            n_planes,
+            scales: vec![0.0; n_blocks],
+            sums: vec![0; n_blocks],
+        };
         for (row, x) in self.x.chunks_exact(self.n_in).enumerate() {
-            encode_row(x, largest, &mut codes, &mut scales);
-            let (blocks, _) = codes.as_chunks::<BLOCK>();
-            for (b, (block, &scale)) in blocks.iter().zip(&scales).enumerate() {
-                let sum: i32 = block.iter().map(|&c| i32::from(c)).sum();
+            encode_row(x, largest, &mut row_codes);
+            for b in 0..n_blocks {
+                let (scale, sum) = (row_codes.scales[b], row_codes.sums[b]);
                 self.scales[b * m + row] = scale;
                 self.sums[b * m + row] = sum;
                 self.masses[b * m + row] = scale * sum as f32;
-                for plane in 0..n_planes {
-                    let bytes = plane_of(block, n_planes - 1 - plane);
-                    match layout {
-                        Layout::Rows => {
-                            let group = ((b / QUAD * m + row) * n_planes + plane) * 2;
-                            for (half, bytes) in bytes.chunks_exact(16).enumerate() {
-                                let at = ((group + half) * QUAD + b % QUAD) * 16;
-                                self.bytes[at..at + 16].copy_from_slice(bytes);
-                            }
-                        }
-                        Layout::Tiles => {
-                            for (i, bytes) in bytes.chunks_exact(4).enumerate() {
-                                let at = (((b * n_planes + plane) * 8 + i) * m + row) * 4;
-                                self.bytes[at..at + 4].copy_from_slice(bytes);
-                            }
-                        }
-                    }
-                }
+            }
+            match layout {
+                Layout::Rows => self.place_in_quads(&row_codes, (row, m)),
+                Layout::Tiles => self.place_in_tile(&row_codes, (row, m)),
+            }
+        }
+    }
+
+    /// Row `row` of m.
+    fn place_in_quads(&mut self, codes: &Row, (row, m): (usize, usize)) {
+        for (i, bytes) in codes.bytes.iter().enumerate() {
+            let (b, plane) = (i / codes.n_planes, i % codes.n_planes);
+            let group = ((b / QUAD * m + row) * codes.n_planes + plane) * 2;
+            for (half, bytes) in bytes.as_chunks::<16>().0.iter().enumerate() {
+                let at = ((group + half) * QUAD + b % QUAD) * 16;
+                self.bytes[at..at + 16].copy_from_slice(bytes);
+            }
+        }
+    }
+
+    /// Row `row` of m.
+    fn place_in_tile(&mut self, codes: &Row, (row, m): (usize, usize)) {
+        let (dwords, _) = self.bytes.as_chunks_mut::<4>();
+        let blocks = dwords.chunks_exact_mut(BLOCK / 4 * m);
+        for (bytes, block) in codes.bytes.iter().zip(blocks) {
+            let (from, _) = bytes.as_chunks::<4>();
+            for (from, to) in from.iter().zip(block.chunks_exact_mut(m)) {
+                to[row] = *from;
             }
         }
     }
 }
 
-/// Signed byte 0 (low) or 1 (high) of each code; codes of one plane are their low bytes.
-#[inline]
-fn plane_of(codes: &[i16; BLOCK], plane: usize) -> [u8; BLOCK] {
-    match plane {
-        0 => codes.map(|c| c as u8),
-        // The low byte counts as signed: a half of 256 and more carries.
-        _ => codes.map(|c| ((i32::from(c) + 128) >> 8) as u8),
-    }
+/// One row's codes.
+struct Row {
+    /// `[block][plane]`.
+    bytes: Vec<[u8; BLOCK]>,
+    n_planes: usize,
+    scales: Vec<f32>,
+    sums: Vec<i32>,
 }
 
 multiversion! {
-    /// One row's codes and the scales of its blocks.
-    fn encode_row(x: &[f32], largest: f32, codes: &mut [i16], scales: &mut [f32]) = encode_row_body;
+    /// One row's codes.
+    fn encode_row(x: &[f32], largest: f32, row: &mut Row) = encode_row_body;
 }
 
 // 1.5 · 2^23: adding it leaves the nearest integer, ties to even, in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
 #[inline(always)]
-fn encode_row_body(x: &[f32], largest: f32, codes: &mut [i16], scales: &mut [f32]) {
+fn encode_row_body(x: &[f32], largest: f32, row: &mut Row) {
     let (x, _) = x.as_chunks::<BLOCK>();
-    let (codes, _) = codes.as_chunks_mut::<BLOCK>();
-    for ((x, codes), scale) in x.iter().zip(codes).zip(scales) {
+    let planes = row.bytes.chunks_exact_mut(row.n_planes);
+    for (((x, planes), scale), sum) in x.iter().zip(planes).zip(&mut row.scales).zip(&mut row.sums)
+    {
         // Magnitudes are in order as integers, infinity and NaN last.
         let mut bits = 0;
         for x in x {
@@ -201,15 +214,26 @@ fn encode_row_body(x: &[f32], largest: f32, codes: &mut [i16], scales: &mut [f32
         }
         let a = f32::from_bits(bits);
         let factor = largest / a;
-        if !a.is_finite() || !factor.is_finite() {
+        let mut codes = [0i16; BLOCK];
+        if a.is_finite() && factor.is_finite() {
+            *scale = a / largest;
+            for (code, x) in codes.iter_mut().zip(x) {
+                // The low 16 bits of ROUND are zeros.
+                *code = (x * factor + ROUND).to_bits() as i16;
+            }
+        } else {
             *scale = if a.is_finite() { 0.0 } else { f32::NAN };
-            *codes = [0; BLOCK];
-            continue;
         }
-        *scale = a / largest;
-        for (code, x) in codes.iter_mut().zip(x) {
-            // The low 16 bits of ROUND are zeros.
-            *code = (x * factor + ROUND).to_bits() as i16;
+        *sum = codes.iter().map(|&c| i32::from(c)).sum();
+        // Loops rather than `map`, which is a call.
+        for (to, code) in planes[row.n_planes - 1].iter_mut().zip(&codes) {
+            *to = *code as u8;
+        }
+        if row.n_planes == 2 {
+            for (to, code) in planes[0].iter_mut().zip(&codes) {
+                // The low byte counts as signed: a half of 256 and more carries. Codes leave room for the half.
+                *to = ((code + 128) >> 8) as u8;
+            }
         }
     }
 }

@@ -5,8 +5,6 @@
 //! for many rows a panel of outputs is unpacked first and stays in a near cache while all rows pass. Rows are coded once
 //! for all outputs.
 
-use std::cell::RefCell;
-
 use rayon::prelude::*;
 
 use super::blocks::is_native;
@@ -40,7 +38,8 @@ pub struct Layer<'a> {
     pub y: &'a mut [f32],
 }
 
-/// Working memory of a task.
+/// Working memory of a run of tasks.
+#[derive(Default)]
 struct Scratch {
     /// A panel of f32 weights.
     panel: Vec<f32>,
@@ -48,12 +47,6 @@ struct Scratch {
     lines: Vec<Line>,
     /// Outputs.
     y: Vec<f32>,
-}
-
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = const {
-        RefCell::new(Scratch { panel: Vec::new(), lines: Vec::new(), y: Vec::new() })
-    };
 }
 
 impl Matrix {
@@ -160,9 +153,12 @@ pub fn apply(x: &[f32], layers: Vec<Layer<'_>>) {
     }
     let inputs = Inputs { x, n_in };
     if tasks.len() == 1 || n_rows == 0 {
-        tasks.iter().for_each(|task| task.run(inputs));
+        let scratch = &mut Scratch::default();
+        tasks.iter().for_each(|task| task.run(inputs, scratch));
     } else {
-        tasks.into_par_iter().for_each(|task| task.run(inputs));
+        tasks
+            .into_par_iter()
+            .for_each_init(Scratch::default, |scratch, task| task.run(inputs, scratch));
     }
 }
 
@@ -204,29 +200,27 @@ struct Task<'a> {
 }
 
 impl Task<'_> {
-    fn run(&self, inputs: Inputs<'_>) {
+    fn run(&self, inputs: Inputs<'_>, Scratch { panel, lines, y }: &mut Scratch) {
         let n = PANEL.min(self.out.n_out - self.first);
         let weights = self.weights.rows(self.first, n);
-        SCRATCH.with_borrow_mut(|Scratch { panel, lines, y }| {
-            y.resize(self.out.n_rows * n, 0.0);
-            let y = &mut y[..self.out.n_rows * n];
-            if let Some(codes) = self.codes {
-                int_dot::apply(codes, weights, lines, y);
-            } else if self.out.n_rows <= FEW_ROWS {
-                dot::few(inputs, weights, y);
-            } else {
-                panel.resize(n * inputs.n_in, 0.0);
-                dot::expand(weights, panel);
-                dot::many(inputs, panel, y);
+        y.resize(self.out.n_rows * n, 0.0);
+        let y = &mut y[..self.out.n_rows * n];
+        if let Some(codes) = self.codes {
+            int_dot::apply(codes, weights, lines, y);
+        } else if self.out.n_rows <= FEW_ROWS {
+            dot::few(inputs, weights, y);
+        } else {
+            panel.resize(n * inputs.n_in, 0.0);
+            dot::expand(weights, panel);
+            dot::many(inputs, panel, y);
+        }
+        for (i, row) in y.chunks_exact_mut(n).enumerate() {
+            if let Some(bias) = self.bias {
+                super::vector::add(row, &bias[self.first..self.first + n]);
             }
-            for (i, row) in y.chunks_exact_mut(n).enumerate() {
-                if let Some(bias) = self.bias {
-                    super::vector::add(row, &bias[self.first..self.first + n]);
-                }
-                // SAFETY: each (row, panel) belongs to one task alone.
-                unsafe { self.out.write(i, self.first, row) };
-            }
-        });
+            // SAFETY: each (row, panel) belongs to one task alone.
+            unsafe { self.out.write(i, self.first, row) };
+        }
     }
 }
 
