@@ -240,9 +240,11 @@ impl Appender<'_> {
             self.geometry.n_kv_heads * self.geometry.head_dim,
         );
         let pick = |x: &[f32]| -> Vec<f32> {
-            x.chunks_exact(width)
-                .flat_map(|row| row[head * d..(head + 1) * d].iter().copied())
-                .collect()
+            let mut own = Vec::with_capacity(x.len() / width * d);
+            for row in x.chunks_exact(width) {
+                own.extend_from_slice(&row[head * d..(head + 1) * d]);
+            }
+            own
         };
         let mut new = NewRows {
             k: pick(rows.0),
@@ -438,18 +440,22 @@ impl Appender<'_> {
         let d = self.geometry.head_dim;
         let (mut positions, mut out) = (Vec::new(), Vec::new());
         let mut buffers = ReadBuffers::default();
-        let mut decoded = Vec::new();
         let table = &head.tables[side as usize][Class::Exact as usize];
         for r in range.start / RANGE as u32..=(range.end - 1) / RANGE as u32 {
             let Some(page) = table.page(r) else { continue };
-            decoded.resize(RANGE * d, 0.0);
-            reader.decode(page, format, &mut buffers, &mut decoded)?;
-            for (row, p) in decoded.chunks_exact(d).zip(page.positions()) {
-                if range.contains(&p) {
-                    positions.push(p);
-                    out.extend_from_slice(row);
-                }
+            // Exact rows lie back to back without holes: those asked for are neighbours.
+            let n_before = page.positions().take_while(|&p| p < range.start).count();
+            let first = positions.len();
+            positions.extend(page.positions().filter(|p| range.contains(p)));
+            let n = positions.len() - first;
+            if n == 0 {
+                continue;
             }
+            let row_bytes = format.bytes(1);
+            let bytes = reader.bytes(page, format, &mut buffers)?;
+            let bytes = &bytes[n_before * row_bytes..(n_before + n) * row_bytes];
+            out.resize((first + n) * d, 0.0);
+            format.decode(Mask::MAX >> (RANGE - n), bytes, &mut out[first * d..]);
         }
         Ok((positions, out))
     }

@@ -144,9 +144,10 @@ impl StagedCache {
             .map(|&(head, t0)| {
                 let n = TILE.min(span.n_tokens() - t0);
                 let at = |t: usize| (t0 + t) * row + head * group * d;
-                let tile_q: Vec<f32> = (0..n)
-                    .flat_map(|t| q[at(t)..at(t) + group * d].iter().copied())
-                    .collect();
+                let mut tile_q = Vec::with_capacity(n * group * d);
+                for t in 0..n {
+                    tile_q.extend_from_slice(&q[at(t)..at(t) + group * d]);
+                }
                 let mut tile_out = vec![0.0; tile_q.len()];
                 let mut scratch = self.pool.take();
                 let first = span.positions.start + t0 as u32;
