@@ -35,10 +35,10 @@ pub struct StoredRange<'a> {
 }
 
 impl<'a> StoredRange<'a> {
-    /// The part of what is read next that lies where `part` lies here.
+    /// As large a part of what is read next as `part` is of these bytes.
     fn ahead(&self, part: Range<usize>) -> &'a [u8] {
-        let n = self.ahead.len();
-        &self.ahead[part.start.min(n)..part.end.min(n)]
+        let (n, all) = (self.ahead.len(), self.bytes.len().max(1));
+        &self.ahead[part.start * n / all..part.end * n / all]
     }
 }
 

@@ -121,7 +121,7 @@ impl Channel {
             (!own.is_empty()).then(|| Part {
                 group: g,
                 stored: Rows {
-                    ahead: &page.ahead[bytes.start.min(n)..bytes.end.min(n)],
+                    ahead: &page.ahead[own.start * n / page.n_rows..own.end * n / page.n_rows],
                     bytes: &page.bytes[bytes],
                     stride,
                     dim: page.dim,

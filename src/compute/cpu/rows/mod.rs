@@ -48,11 +48,12 @@ impl Rows<'_> {
         self.bytes.len() / self.stride
     }
 
-    /// Asks for the part of what comes next that lies where rows `first..first + n` lie in these.
+    /// Asks for as large a part of what comes next as rows `first..first + n` are of these.
     #[inline(always)]
     fn ask<S: Simd>(&self, first: usize, n: usize) {
-        let end = ((first + n) * self.stride).min(self.ahead.len());
-        let mut at = first * self.stride;
+        let size = self.ahead.len();
+        let mut at = size * first / self.n();
+        let end = size * (first + n).min(self.n()) / self.n();
         while at < end {
             S::prefetch(self.ahead.as_ptr().wrapping_add(at));
             at += CACHE_LINE;
