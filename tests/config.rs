@@ -503,7 +503,7 @@ fn the_arithmetic_is_f32_unless_said_and_an_unknown_one_is_refused() {
     has(
         &with(body, &["arithmetic=int18"]).unwrap_err(),
         &[
-            "arithmetic: is \"int18\", must be one of \"f32\", \"int16\", \"int8\"; did you mean `int1",
+            "arithmetic: is \"int18\", must be one of \"f32\", \"int16\", \"int8\"; did you mean `int8`?",
         ],
     );
 }

@@ -79,6 +79,7 @@ unsafe fn nibbles<S: Simd>(table: S::F, p: *const u8) -> [S::F; 2] {
 
 impl Block for F32 {
     const BYTES: usize = 4 * BLOCK;
+    // SAFETY: the promise is the trait's.
     #[inline(always)]
     unsafe fn unpack<S: Simd>(block: *const u8) -> [S::F; 2] {
         // SAFETY: the caller's promise.
@@ -93,6 +94,7 @@ impl Block for F32 {
 
 impl Block for F16 {
     const BYTES: usize = 2 * BLOCK;
+    // SAFETY: the promise is the trait's.
     #[inline(always)]
     unsafe fn unpack<S: Simd>(block: *const u8) -> [S::F; 2] {
         // SAFETY: the caller's promise.
@@ -102,6 +104,7 @@ impl Block for F16 {
 
 impl Block for Bf16 {
     const BYTES: usize = 2 * BLOCK;
+    // SAFETY: the promise is the trait's.
     #[inline(always)]
     unsafe fn unpack<S: Simd>(block: *const u8) -> [S::F; 2] {
         // SAFETY: the caller's promise.
@@ -111,6 +114,7 @@ impl Block for Bf16 {
 
 impl Block for Q4_0 {
     const BYTES: usize = 18;
+    // SAFETY: the promise is the trait's.
     #[inline(always)]
     unsafe fn unpack<S: Simd>(block: *const u8) -> [S::F; 2] {
         // SAFETY: the caller's promise.
@@ -123,6 +127,7 @@ impl Block for Q4_0 {
 
 impl Block for Q4_1 {
     const BYTES: usize = 20;
+    // SAFETY: the promise is the trait's.
     #[inline(always)]
     unsafe fn unpack<S: Simd>(block: *const u8) -> [S::F; 2] {
         // SAFETY: the caller's promise.
@@ -135,6 +140,7 @@ impl Block for Q4_1 {
 
 impl Block for Q8_0 {
     const BYTES: usize = 34;
+    // SAFETY: the promise is the trait's.
     #[inline(always)]
     unsafe fn unpack<S: Simd>(block: *const u8) -> [S::F; 2] {
         // SAFETY: the caller's promise.
@@ -163,6 +169,7 @@ unsafe fn nibble_codes<S: Ints>(p: *const u8, stride: usize) -> [S::I; 2] {
 impl CodedBlock for Q4_0 {
     const CENTRE: i32 = 8;
     const MINIMA: bool = false;
+    // SAFETY: the promise is the trait's.
     #[inline(always)]
     unsafe fn codes<S: Ints>(block: *const u8, stride: usize) -> [S::I; 2] {
         // SAFETY: the caller's promise.
@@ -173,6 +180,7 @@ impl CodedBlock for Q4_0 {
 impl CodedBlock for Q4_1 {
     const CENTRE: i32 = 0;
     const MINIMA: bool = true;
+    // SAFETY: the promise is the trait's.
     #[inline(always)]
     unsafe fn codes<S: Ints>(block: *const u8, stride: usize) -> [S::I; 2] {
         // SAFETY: the caller's promise.
@@ -183,6 +191,7 @@ impl CodedBlock for Q4_1 {
 impl CodedBlock for Q8_0 {
     const CENTRE: i32 = 128;
     const MINIMA: bool = false;
+    // SAFETY: the promise is the trait's.
     #[inline(always)]
     unsafe fn codes<S: Ints>(block: *const u8, stride: usize) -> [S::I; 2] {
         // Signed bytes plus 128.
