@@ -94,6 +94,10 @@ impl<L: Layout + Send + Sync> Kernel for L {
 /// # Safety
 /// For all methods: the instruction set of `S` is there, and `row` names the first of [`Layout::row_bytes`] bytes (in
 /// [`Layout::hold`] and [`Layout::rest`] of 16 rows, back to back) that may be read. Implementations read no others.
+#[allow(
+    clippy::missing_safety_doc,
+    reason = "one promise for all: see the trait"
+)]
 pub unsafe trait Layout {
     /// Channels that come out of what is held at a time, at most 32.
     const STEP: usize;
@@ -303,6 +307,7 @@ unsafe fn add_channel<S: Simd, const Q: usize>(
     dim: usize,
     acc: &mut [[S::F; Q]; 2],
 ) {
+    #[allow(clippy::needless_range_loop, reason = "accumulators stay in registers")]
     for i in 0..Q {
         // SAFETY: the caller's promise.
         unsafe {

@@ -98,7 +98,7 @@ unsafe impl Layout for Bf16 {
     unsafe fn channel<S: Simd>(&self, held: &[S::I; 4], _: usize, c: usize) -> S::F {
         unsafe {
             let pair = held[c / 2];
-            S::from_bits(if c % 2 == 0 {
+            S::from_bits(if c.is_multiple_of(2) {
                 S::shl::<16>(pair)
             } else {
                 S::and(pair, 0xffff_0000)
