@@ -196,9 +196,14 @@ fn unsafe_code_is_in_compute_and_says_why_it_is_sound() {
             if !allowed {
                 faults.push(format!("{name}:{}: unsafe outside compute", i + 1));
             }
+            // One comment may speak for all operations of an instruction set, or of a layout, below it.
+            let for_all = |l: &&str| {
+                l.contains("SAFETY (of all blocks below)") || l.contains("For all methods:")
+            };
             if !lines[i.saturating_sub(6)..=i]
                 .iter()
                 .any(|l| l.contains("SAFETY") || l.contains("# Safety"))
+                && !lines[..i].iter().any(|l| for_all(&l))
             {
                 faults.push(format!("{name}:{}: no SAFETY comment", i + 1));
             }
