@@ -45,6 +45,7 @@ def arguments():
     p.add_argument("--window", type=int, default=2048, help="tokens of a perplexity window")
     p.add_argument("--windows", type=int, default=2, help="windows that llama-perplexity takes in a round")
     p.add_argument("--rotate", action="store_true", help="quantized caches rotated on both sides, llama.cpp's default")
+    p.add_argument("--arithmetic", default="f32", help="of kvlab's linear layers: f32, int16 or int8 (llama.cpp's are int8)")
     p.add_argument("--out", type=Path, default=ROOT / "target/peers.json", help="every round, as JSON")
     args = p.parse_args()
     unknown = set(args.only) - set(PARTS)
@@ -99,7 +100,7 @@ def cpu_seconds(pid):
 
 def kvlab(args, cache, tests):
     command = [args.kvlab, "bench", "-m", args.model, "-f", args.text, "-s", kvlab_strategy(args, cache), "-p", 0, "-n", 0]
-    command += [*tests, "-t", joined(args.threads), "-r", 1, "-o", "json", "-q"]
+    command += [*tests, "-t", joined(args.threads), "-r", 1, "-o", "json", "-q", "--arithmetic", args.arithmetic]
     rows = json.loads(Child(command).out)
     for row in rows:
         if row["perplexity"] is not None:

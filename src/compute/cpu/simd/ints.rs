@@ -14,7 +14,7 @@ pub struct Line(pub [u32; LANES]);
 /// Operations on vectors of 64 bytes.
 ///
 /// # Safety
-/// As for [`Simd`], with an `ints_kernel!`.
+/// For all methods: as for [`Simd`], with an `ints_kernel!`.
 #[allow(
     clippy::missing_safety_doc,
     reason = "one promise for all methods, above"
