@@ -47,30 +47,30 @@ impl RowCodec for Token {
 }
 
 impl Token {
-    /// How stored rows are read, if steps and zeros are f16.
+    /// How stored rows are read, if steps and zeros are f16, or E4M3 beside 4-bit codes.
     pub fn kernel_of(&self) -> Option<Box<dyn Kernel>> {
-        let (grid, group) = (self.grid, self.group);
-        if grid.scales != ScaleFormat::F16 {
-            return None;
+        let grid = self.grid;
+        match (grid.scales, grid.bits) {
+            (ScaleFormat::F16, 2) => Some(self.kernel::<2, _>(rows::Halves)),
+            (ScaleFormat::F16, 3) => Some(self.kernel::<3, _>(rows::Halves)),
+            (ScaleFormat::F16, 4) => Some(self.kernel::<4, _>(rows::Halves)),
+            (ScaleFormat::F16, _) => Some(self.kernel::<8, _>(rows::Halves)),
+            (ScaleFormat::Fp8, 4) => {
+                let bytes: [u8; 256] = std::array::from_fn(|b| b as u8);
+                let (mut steps, mut zeros) = (Box::new([0.0; 256]), Box::new([0.0; 256]));
+                grid.scales.steps(&bytes, grid.divisor(), &mut *steps);
+                grid.scales.zeros(&bytes, &mut *zeros);
+                Some(self.kernel::<4, _>(rows::ByteSteps { steps, zeros }))
+            }
+            _ => None,
         }
-        let symmetric_zero = (!grid.has_zero).then(|| grid.symmetric_zero());
-        Some(match grid.bits {
-            2 => Box::new(rows::Grid::<2> {
-                group,
-                symmetric_zero,
-            }),
-            3 => Box::new(rows::Grid::<3> {
-                group,
-                symmetric_zero,
-            }),
-            4 => Box::new(rows::Grid::<4> {
-                group,
-                symmetric_zero,
-            }),
-            _ => Box::new(rows::Grid::<8> {
-                group,
-                symmetric_zero,
-            }),
+    }
+
+    fn kernel<const B: usize, C: rows::Steps + 'static>(&self, scales: C) -> Box<dyn Kernel> {
+        Box::new(rows::Grid::<B, C> {
+            group: self.group,
+            symmetric_zero: (!self.grid.has_zero).then(|| self.grid.symmetric_zero()),
+            scales,
         })
     }
 

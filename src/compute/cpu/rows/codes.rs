@@ -18,17 +18,115 @@ const fn ramp(bits: usize) -> [f32; LANES] {
     ramp
 }
 
-/// Groups along a row: codes of B bits, then the f16 steps of all groups, then their f16 zeros unless the grid is
-/// symmetric. A value is code · step + zero, rounded once.
+/// How steps and zeros are stored.
+///
+/// # Safety
+/// For all methods: the instruction set of `S` is there, and `p` names a step or a zero (of one in each of 16 rows,
+/// `stride` bytes apart, in the columns) of which [`Steps::BYTES`] bytes may be read.
+pub unsafe trait Steps: Send + Sync {
+    /// Bytes of one.
+    const BYTES: usize;
+    /// The steps of 16 rows.
+    unsafe fn step_column<S: Simd>(&self, p: *const u8, stride: usize) -> S::F;
+    /// The zeros of 16 rows.
+    unsafe fn zero_column<S: Simd>(&self, p: *const u8, stride: usize) -> S::F;
+    /// A step in every lane.
+    unsafe fn step<S: Simd>(&self, p: *const u8) -> S::F;
+    /// A zero in every lane.
+    unsafe fn zero<S: Simd>(&self, p: *const u8) -> S::F;
+}
+
+/// Halves.
 #[derive(Debug, Clone, Copy)]
-pub struct Grid<const B: usize> {
+pub struct Halves;
+
+/// A byte each, which stands for an entry of a table.
+#[derive(Debug, Clone)]
+pub struct ByteSteps {
+    /// The step that each byte stands for.
+    pub steps: Box<[f32; 256]>,
+    /// The zero that each byte stands for.
+    pub zeros: Box<[f32; 256]>,
+}
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one promise for all: see the trait"
+)]
+// SAFETY (of all blocks below): the caller's promise, see the traits.
+unsafe impl Steps for Halves {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn step_column<S: Simd>(&self, p: *const u8, stride: usize) -> S::F {
+        unsafe { S::load_f16_column(p, stride) }
+    }
+    #[inline(always)]
+    unsafe fn zero_column<S: Simd>(&self, p: *const u8, stride: usize) -> S::F {
+        unsafe { S::load_f16_column(p, stride) }
+    }
+    #[inline(always)]
+    unsafe fn step<S: Simd>(&self, p: *const u8) -> S::F {
+        unsafe { S::splat_f16(p) }
+    }
+    #[inline(always)]
+    unsafe fn zero<S: Simd>(&self, p: *const u8) -> S::F {
+        unsafe { S::splat_f16(p) }
+    }
+}
+
+/// Entries of a table for a byte of each of 16 rows.
+///
+/// # Safety
+/// The instruction set is there; the bytes, `stride` apart, may be read.
+#[inline(always)]
+unsafe fn entries<S: Simd>(table: &[f32; 256], p: *const u8, stride: usize) -> S::F {
+    let mut column = [0.0; LANES];
+    for (r, x) in column.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *x = table[usize::from(unsafe { *p.add(r * stride) })];
+    }
+    // SAFETY: the column has 16 entries.
+    unsafe { S::load(column.as_ptr()) }
+}
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one promise for all: see the trait"
+)]
+// SAFETY: as above.
+unsafe impl Steps for ByteSteps {
+    const BYTES: usize = 1;
+    #[inline(always)]
+    unsafe fn step_column<S: Simd>(&self, p: *const u8, stride: usize) -> S::F {
+        unsafe { entries::<S>(&self.steps, p, stride) }
+    }
+    #[inline(always)]
+    unsafe fn zero_column<S: Simd>(&self, p: *const u8, stride: usize) -> S::F {
+        unsafe { entries::<S>(&self.zeros, p, stride) }
+    }
+    #[inline(always)]
+    unsafe fn step<S: Simd>(&self, p: *const u8) -> S::F {
+        unsafe { S::splat(self.steps[usize::from(*p)]) }
+    }
+    #[inline(always)]
+    unsafe fn zero<S: Simd>(&self, p: *const u8) -> S::F {
+        unsafe { S::splat(self.zeros[usize::from(*p)]) }
+    }
+}
+
+/// Groups along a row: codes of B bits, then the steps of all groups, then their zeros unless the grid is symmetric. A
+/// value is code · step + zero, rounded once.
+#[derive(Debug, Clone, Copy)]
+pub struct Grid<const B: usize, C> {
     /// Channels of a group.
     pub group: usize,
     /// The zero in steps, where it isn't stored.
     pub symmetric_zero: Option<f32>,
+    /// How steps and zeros are stored.
+    pub scales: C,
 }
 
-impl<const B: usize> Grid<B> {
+impl<const B: usize, C: Steps> Grid<B, C> {
     const RAMP: [f32; LANES] = ramp(if B < 4 { B } else { 4 });
 
     /// Where a channel's step and zero lie.
@@ -36,23 +134,27 @@ impl<const B: usize> Grid<B> {
     fn places(&self, dim: usize, channel: usize) -> (usize, usize) {
         let (n_groups, group) = (dim.div_ceil(self.group), channel / self.group);
         let steps = dim * B / 8;
-        (steps + 2 * group, steps + 2 * (n_groups + group))
+        (
+            steps + C::BYTES * group,
+            steps + C::BYTES * (n_groups + group),
+        )
     }
 }
 
-// SAFETY (of all blocks below): the caller's promise, see the trait; offsets stay inside a row, where at least two bytes of
-// scales follow the codes.
+// SAFETY: offsets stay inside a row; codes are read four bytes at a time, past whose end scales or, of 3-bit codes, two bytes of
+// scales lie.
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "one promise for all: see the trait"
 )]
-unsafe impl<const B: usize> Layout for Grid<B> {
+unsafe impl<const B: usize, C: Steps> Layout for Grid<B, C> {
     const STEP: usize = STEP;
     type Held<S: Simd> = ([[S::I; 4]; 2], S::F, S::F);
 
     fn row_bytes(&self, dim: usize) -> usize {
         let n_groups = dim.div_ceil(self.group);
-        dim * B / 8 + n_groups * if self.symmetric_zero.is_some() { 2 } else { 4 }
+        let n_numbers = if self.symmetric_zero.is_some() { 1 } else { 2 };
+        dim * B / 8 + n_groups * n_numbers * C::BYTES
     }
     fn fits(&self, dim: usize) -> bool {
         dim.is_multiple_of(STEP) && (self.group.is_multiple_of(STEP) || self.group >= dim)
@@ -77,10 +179,10 @@ unsafe impl<const B: usize> Layout for Grid<B> {
                 _ => [[column(0), column(1), column(2), column(3)]; 2],
             };
             let (step, zero) = self.places(rows.dim, first);
-            let step = S::load_f16_column(row.add(step), rows.stride);
+            let step = self.scales.step_column::<S>(row.add(step), rows.stride);
             let zero = match self.symmetric_zero {
                 Some(zero) => S::mul(S::splat(zero), step),
-                None => S::load_f16_column(row.add(zero), rows.stride),
+                None => self.scales.zero_column::<S>(row.add(zero), rows.stride),
             };
             (codes, step, zero)
         }
@@ -107,10 +209,10 @@ unsafe impl<const B: usize> Layout for Grid<B> {
     unsafe fn values<S: Simd>(&self, row: *const u8, rows: Rows<'_>, first: usize) -> S::F {
         unsafe {
             let (step, zero) = self.places(rows.dim, first);
-            let step = S::splat_f16(row.add(step));
+            let step = self.scales.step::<S>(row.add(step));
             let zero = match self.symmetric_zero {
                 Some(zero) => S::mul(S::splat(zero), step),
-                None => S::splat_f16(row.add(zero)),
+                None => self.scales.zero::<S>(row.add(zero)),
             };
             let codes = row.add(first * B / 8);
             if B == 8 {

@@ -15,7 +15,7 @@ mod codes;
 mod plain;
 
 pub use blocks::{Bytes, Half, HalfAndMin, Nibbles, Power};
-pub use codes::{ChannelNibbles, Float8, Grid, Nvfp4};
+pub use codes::{ByteSteps, ChannelNibbles, Float8, Grid, Halves, Nvfp4, Steps};
 pub use plain::{Bf16, F16, F32};
 
 use super::gemm::{Mat, MatMut};
