@@ -198,7 +198,7 @@ pub struct BenchArgs {
         default_value = "smollm2-135m-instruct"
     )]
     pub model: String,
-    /// Preset, format (K/V where they differ), or the keys of a [[strategy]]; may be repeated
+    /// Preset, format (K/V where they differ), or the keys of a strategy table; may be repeated
     #[arg(short, long = "strategy", value_name = "NAME", default_value = "f16")]
     pub strategies: Vec<String>,
     /// Tokens to prefill; 0: no such test

@@ -203,7 +203,7 @@ fn unsafe_code_is_in_compute_and_says_why_it_is_sound() {
             if !lines[i.saturating_sub(6)..=i]
                 .iter()
                 .any(|l| l.contains("SAFETY") || l.contains("# Safety"))
-                && !lines[..i].iter().any(|l| for_all(&l))
+                && !lines[..i].iter().any(for_all)
             {
                 faults.push(format!("{name}:{}: no SAFETY comment", i + 1));
             }

@@ -23,6 +23,7 @@ const fn ramp(bits: usize) -> [f32; LANES] {
 /// # Safety
 /// For all methods: the instruction set of `S` is there, and `p` names a step or a zero (of one in each of 16 rows,
 /// `stride` bytes apart, in the columns) of which [`Steps::BYTES`] bytes may be read.
+#[allow(clippy::missing_safety_doc, reason = "one promise for all: see above")]
 pub unsafe trait Steps: Send + Sync {
     /// Bytes of one.
     const BYTES: usize;

@@ -1,7 +1,7 @@
 //! Sixteen lanes of f32, whatever the machine calls them: kernels are written once over [`Simd`] and compiled for each
 //! instruction set.
 //!
-//! Invariant: every operation is defined lane by lane and rounds once, and [`Simd::sum`] is one fixed tree, so a kernel
+//! Invariant: every operation is defined lane by lane and rounds once, and [`Simd::sums`] is one fixed tree, so a kernel
 //! gives the same bits with [`Avx512`], with [`Avx2`] (two registers of eight lanes) and with [`Lanes`], the plain twin,
 //! which is also what other processors run: on AArch64, where fused multiply-add is part of the base, it compiles to NEON.
 
