@@ -11,7 +11,7 @@ use super::Pool;
 use crate::engine::clock::Clock;
 
 /// Size of the buffer that is read, bytes.
-pub const BUFFER_BYTES: usize = 1 << 29;
+pub const BUFFER_BYTES: usize = 1 << 27;
 
 /// Passes; the fastest counts, since anything else the machine does only slows one down.
 const PASSES: usize = 5;
