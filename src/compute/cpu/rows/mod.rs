@@ -11,12 +11,16 @@
 //! ```
 
 mod blocks;
-mod codes;
+mod floats;
+mod grid;
 mod plain;
+mod steps;
 
 pub use blocks::{Bytes, Half, HalfAndMin, Nibbles, Power};
-pub use codes::{ByteSteps, ChannelNibbles, Float8, Grid, Halves, Nvfp4, Steps};
+pub use floats::{Float8, Nvfp4};
+pub use grid::{ChannelNibbles, Grid};
 pub use plain::{Bf16, F16, F32};
+pub use steps::{ByteSteps, Halves, Steps};
 
 use super::gemm::{Mat, MatMut};
 use super::simd::{LANES, Simd, simd_kernel};
