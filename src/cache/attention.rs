@@ -5,11 +5,13 @@
 //! see are skipped, never multiplied by zero. What a query gets therefore depends on what it may see alone: not on the
 //! tile, the chunk, paging, holes or threads. K and V of a row may stand in different classes.
 
-use super::places::{Page, Reader, bits};
+use super::formats::Format;
+use super::places::{Page, ReadBuffers, Reader, bits};
 use super::scratch::{Scratch, Source, merge, room};
 use super::sequence::HeadState;
 use super::stage::{KeyForm, Side};
 use super::stages::{LayerFormats, Stages};
+use super::stored::{Decoded, StoredRange, Turning};
 use super::types::LayerGeometry;
 use super::visibility::{Class, Rules};
 use super::{CacheError, RANGE};
@@ -134,21 +136,30 @@ impl Scratch {
         let format = page.format(view.formats.ladder(view.head, Side::K, class));
         let n = source.positions.len();
         let d = view.geometry.head_dim;
-        let n_stored = page.stored().count_ones() as usize;
-        room(&mut self.rows, RANGE * format.dim.max(d));
-        self.rows.resize(n_stored * format.dim.max(d), 0.0);
-        if !view.copy_restored((Side::K, class), &source.positions, &mut self.rows) {
-            view.reader
-                .decode(page, format, &mut self.buffers, &mut self.rows)?;
-        }
         let in_coded_space = class == Class::Coded && view.stages.absorbs_keys();
         let dim = if in_coded_space { format.dim } else { d };
-        if !in_coded_space {
-            restore_keys(view, class, &source.positions, &mut self.rows, format.dim);
-        }
         source.make_room(RANGE * dim, self.m.len());
         source.data.resize(dim * RANGE, 0.0);
-        transpose(&self.rows[..n * dim], dim, &mut source.data);
+        let columns = MatMut {
+            data: &mut source.data,
+            stride: RANGE,
+        };
+        let turning = view.turning(class, page);
+        if view.decodes_keys(class) || page.live() != page.stored() {
+            view.decode_keys(class, (page, format), &mut self.buffers, &mut self.rows)?;
+            let turn = turning.map(|t| t.rope.turn(t.first, page.live(), &mut self.work.angles));
+            Decoded::new(&self.rows, dim, &mut self.work.padding)
+                .turned(turn)
+                .columns(columns);
+        } else {
+            let range = StoredRange {
+                stored: page.stored(),
+                bytes: view.reader.bytes(page, format, &mut self.buffers)?,
+                ahead: &[],
+                turning,
+            };
+            format.columns(range, &mut self.work, columns);
+        }
         let q = &self.q[usize::from(in_coded_space)];
         let m = q.len() / dim;
         source.scores.resize(m * RANGE, 0.0);
@@ -367,6 +378,56 @@ impl<'a> HeadView<'a> {
         }
     }
 
+    /// Whether keys must be decoded before they meet queries: expanded, or predicted.
+    pub(super) fn decodes_keys(&self, class: Class) -> bool {
+        class == Class::Coded
+            && (self.restored.is_some()
+                || !self.stages.project_k.is_identity() && !self.stages.absorbs_keys())
+    }
+
+    /// What turns a page's keys before they meet queries, if anything.
+    pub(super) fn turning(&self, class: Class, page: &Page) -> Option<Turning<'a>> {
+        let in_coded_space = class == Class::Coded && self.stages.absorbs_keys();
+        (self.stages.keys == KeyForm::PreRope && !in_coded_space).then(|| Turning {
+            rope: &self.geometry.rope,
+            first: page.first(),
+        })
+    }
+
+    /// Decodes a page's live keys, in their own space only if queries come there, `[row][head_dim]`.
+    pub(super) fn decode_keys(
+        &self,
+        class: Class,
+        (page, format): (&Page, &Format),
+        buffers: &mut ReadBuffers,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), CacheError> {
+        let d = self.geometry.head_dim;
+        let stages = self.stages;
+        let [n_live, n_stored] = [page.live(), page.stored()].map(|m| m.count_ones() as usize);
+        room(rows, RANGE * format.dim.max(d));
+        rows.resize(n_stored * format.dim.max(d), 0.0);
+        let dim = if self.restored.is_some() && class == Class::Coded {
+            let positions: Vec<u32> = page.positions().collect();
+            self.copy_restored((Side::K, class), &positions, rows);
+            d
+        } else {
+            self.reader.decode(page, format, buffers, rows)?;
+            if self.decodes_keys(class) {
+                let expanded: Vec<f32> = rows[..n_live * format.dim]
+                    .chunks_exact(format.dim)
+                    .flat_map(|z| stages.project_k.expand(self.layer, self.head, z, d))
+                    .collect();
+                rows[..expanded.len()].copy_from_slice(&expanded);
+                d
+            } else {
+                format.dim
+            }
+        };
+        rows.truncate(n_live * dim);
+        Ok(())
+    }
+
     /// Copies coded rows from their reconstruction, `[row][head_dim]`, if there is one.
     pub(super) fn copy_restored(
         &self,
@@ -436,40 +497,4 @@ fn only(sources: &[Source; 3]) -> Option<Alone> {
 
 fn sees(&(from, until): &(u32, u32), position: u32) -> bool {
     from <= position && position < until
-}
-
-/// Expands projected keys and rotates pre-RoPE ones, in place. `rows`: `[row][coded_dim]` in, `[row][head_dim]` out.
-pub(super) fn restore_keys(
-    view: HeadView<'_>,
-    class: Class,
-    positions: &[u32],
-    rows: &mut [f32],
-    coded_dim: usize,
-) {
-    let d = view.geometry.head_dim;
-    let stages = view.stages;
-    if class == Class::Coded && !stages.project_k.is_identity() && view.restored.is_none() {
-        let expanded: Vec<f32> = rows[..positions.len() * coded_dim]
-            .chunks_exact(coded_dim)
-            .flat_map(|z| stages.project_k.expand(view.layer, view.head, z, d))
-            .collect();
-        rows[..expanded.len()].copy_from_slice(&expanded);
-    }
-    if stages.keys == KeyForm::PreRope {
-        for (row, &p) in rows.chunks_exact_mut(d).zip(positions) {
-            view.geometry.rope.rotate(p, row);
-        }
-    }
-}
-
-/// `rows` `[row][dim]` to `kt` `[dim][RANGE]`.
-fn transpose(rows: &[f32], dim: usize, kt: &mut [f32]) {
-    for (j0, block) in rows.chunks(16 * dim).enumerate() {
-        for c in 0..dim {
-            let column = &mut kt[c * RANGE + 16 * j0..];
-            for (x, row) in column.iter_mut().zip(block.chunks_exact(dim)) {
-                *x = row[c];
-            }
-        }
-    }
 }

@@ -13,6 +13,7 @@
 
 use super::RANGE;
 use super::stage::Codec;
+use super::stored::decode_rows;
 
 /// Rows of a range: bit i stands for position `range · 128 + i`.
 pub type Mask = u128;
@@ -32,6 +33,23 @@ impl Codec {
         match self {
             Codec::Rows(_) => 1,
             Codec::Pages(codec) => codec.page_rows(),
+        }
+    }
+
+    /// Rows of a range that lie together: all of a row-wise codec, those of each page of a page-wise one.
+    pub fn together(&self, stored: Mask) -> impl Iterator<Item = Mask> + use<> {
+        let n = match self {
+            Codec::Rows(_) => RANGE,
+            Codec::Pages(codec) => codec.page_rows(),
+        };
+        pages(stored, n)
+    }
+
+    /// Bytes of rows that lie together.
+    pub fn bytes(&self, n_rows: usize, dim: usize) -> usize {
+        match self {
+            Codec::Rows(codec) => n_rows * codec.row_bytes(dim),
+            Codec::Pages(codec) => codec.page_bytes(n_rows, dim),
         }
     }
 
@@ -55,12 +73,10 @@ pub fn pages(stored: Mask, page_rows: usize) -> impl Iterator<Item = Mask> {
 impl Format {
     /// Bytes of the stored rows of a range.
     pub fn bytes(&self, stored: Mask) -> usize {
-        match &self.codec {
-            Codec::Rows(codec) => stored.count_ones() as usize * codec.row_bytes(self.dim),
-            Codec::Pages(codec) => pages(stored, codec.page_rows())
-                .map(|page| codec.page_bytes(page.count_ones() as usize, self.dim))
-                .sum(),
-        }
+        self.codec
+            .together(stored)
+            .map(|rows| self.codec.bytes(rows.count_ones() as usize, self.dim))
+            .sum()
     }
 
     /// The part of [`Format::bytes`] that holds scales.
@@ -104,7 +120,7 @@ impl Format {
     /// Decodes the stored rows of a range into `rows`, `[row][dim]`.
     pub fn decode(&self, stored: Mask, bytes: &[u8], rows: &mut [f32]) {
         match &self.codec {
-            Codec::Rows(codec) => codec.decode_rows(bytes, self.dim, rows),
+            Codec::Rows(codec) => decode_rows(codec.as_ref(), bytes, self.dim, rows),
             Codec::Pages(codec) => {
                 let (mut bytes, mut rows) = (bytes, rows);
                 for page in pages(stored, codec.page_rows()) {

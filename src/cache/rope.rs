@@ -3,16 +3,16 @@
 //! Invariants: the angle of (position, pair) is `position · inv_freq[pair]`, formed in f32 as the reference
 //! implementations do; a row's rotation depends on its position alone.
 
+use std::sync::OnceLock;
+
+use super::RANGE;
+use super::formats::Mask;
+use super::places::bits;
+use super::scratch::room;
+use crate::compute::cpu::rows::Turn;
 use crate::compute::cpu::vector::multiversion;
 
-/// Which two channels form a rotated pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PairLayout {
-    /// Channels 2i and 2i+1 (GGUF files of the llama architecture).
-    Interleaved,
-    /// Channels i and i + n_rot/2 (Hugging Face checkpoints, qwen, gemma).
-    HalfSplit,
-}
+pub use crate::compute::cpu::rows::PairLayout;
 
 /// Rotation tables for positions `0..n_positions`.
 #[derive(Debug, Clone)]
@@ -21,7 +21,12 @@ pub struct Rope {
     inv_freq: Vec<f32>,
     /// `[position][pair]` of (cos, sin).
     table: Vec<(f32, f32)>,
+    /// The same as kernels read them, once rows are turned as they are read: see [`Turn::angles`].
+    lanes: OnceLock<Vec<f32>>,
 }
+
+/// Positions side by side.
+const LANES: usize = 16;
 
 impl Rope {
     /// Tables for `n_positions` positions; `inv_freq` holds one frequency per pair, scaling already applied.
@@ -39,6 +44,7 @@ impl Rope {
             layout,
             inv_freq,
             table,
+            lanes: OnceLock::new(),
         }
     }
 
@@ -55,6 +61,51 @@ impl Rope {
             .len()
             .checked_div(self.inv_freq.len())
             .unwrap_or(0)
+    }
+
+    /// How rows of a range that begins at position `first` are turned. `buffer` is for rows with others missing between them.
+    pub fn turn<'a>(&'a self, first: u32, rows: Mask, buffer: &'a mut Vec<f32>) -> Turn<'a> {
+        let n_pairs = self.inv_freq.len();
+        let start = rows.trailing_zeros() as usize;
+        let run = rows >> (start % RANGE);
+        let angles = if run & run.wrapping_add(1) == 0 && start.is_multiple_of(LANES) {
+            let lanes = self.lanes.get_or_init(|| self.in_lanes());
+            &lanes[(first as usize + start) * 2 * n_pairs..]
+        } else {
+            room(buffer, RANGE * 2 * n_pairs);
+            buffer.resize(RANGE * 2 * n_pairs, 0.0);
+            for (row, bit) in bits(rows).enumerate() {
+                self.put(first as usize + bit, row, buffer);
+            }
+            &buffer[..]
+        };
+        Turn {
+            angles,
+            n_pairs,
+            layout: self.layout,
+        }
+    }
+
+    /// The angles of all positions, and of a few more that a kernel may look at.
+    fn in_lanes(&self) -> Vec<f32> {
+        let n = self.n_positions();
+        let mut lanes =
+            vec![0.0; (n.next_multiple_of(RANGE) + 2 * LANES) * 2 * self.inv_freq.len()];
+        for position in 0..n {
+            self.put(position, position, &mut lanes);
+        }
+        lanes
+    }
+
+    /// Puts a position's angles where a row's are looked for.
+    fn put(&self, position: usize, row: usize, lanes: &mut [f32]) {
+        let n = self.inv_freq.len();
+        let block = &mut lanes[row / LANES * n * 2 * LANES..][..n * 2 * LANES];
+        let angles = &self.table[position * n..][..n];
+        for (pair, &(cos, sin)) in block.chunks_exact_mut(2 * LANES).zip(angles) {
+            pair[row % LANES] = cos;
+            pair[LANES + row % LANES] = sin;
+        }
     }
 
     /// Rotates one row (`[head_dim]`) in place; channels past the rotated ones stay.

@@ -403,6 +403,11 @@ pub trait PageCodec: Send + Sync {
         work.decoded(page, |bytes, rows| self.decode(bytes, page.dim, rows))
             .scores(q, out);
     }
+    /// `out[channel][row]` = the rows of the page as they meet queries.
+    fn columns(&self, page: Stored<'_>, work: &mut Work, out: MatMut<'_>) {
+        work.decoded(page, |bytes, rows| self.decode(bytes, page.dim, rows))
+            .columns(out);
+    }
     /// `out[query]` += Σ `weights[query][row]` · row over some rows of the page, whose weights come first. `out`:
     /// `[query][dim]`.
     fn weighted_sum(

@@ -5,10 +5,11 @@
 use std::ops::Range;
 
 use super::formats::{Format, Mask, pages};
+use super::rope::Rope;
 use super::scratch::room;
 use super::stage::{Codec, RowCodec};
 use crate::compute::cpu::gemm::{Mat, MatMut};
-use crate::compute::cpu::rows::{F32, Kernel, Rows};
+use crate::compute::cpu::rows::{F32, Kernel, Room, Rows, Turn};
 
 /// Rows that lie back to back, or the rows of one page.
 #[derive(Debug, Clone, Copy)]
@@ -19,8 +20,19 @@ pub struct Stored<'a> {
     pub n_rows: usize,
     /// Channels of a row.
     pub dim: usize,
-    /// What is read next, from elsewhere: kernels ask for it meanwhile.
+    /// What is read next: its beginning is read meanwhile.
     pub ahead: &'a [u8],
+    /// How keys are turned before they meet queries, if they are.
+    pub turn: Option<Turn<'a>>,
+}
+
+/// What turns keys that are stored before RoPE.
+#[derive(Debug, Clone, Copy)]
+pub struct Turning<'a> {
+    /// Angles by position.
+    pub rope: &'a Rope,
+    /// The range's first position.
+    pub first: u32,
 }
 
 /// The stored rows of a range.
@@ -32,41 +44,48 @@ pub struct StoredRange<'a> {
     pub bytes: &'a [u8],
     /// What is read next, from elsewhere.
     pub ahead: &'a [u8],
+    /// What turns them before they meet queries, if anything.
+    pub turning: Option<Turning<'a>>,
 }
 
 impl<'a> StoredRange<'a> {
-    /// As large a part of what is read next as `part` is of these bytes.
-    fn ahead(&self, part: Range<usize>) -> &'a [u8] {
-        let (n, all) = (self.ahead.len(), self.bytes.len().max(1));
-        &self.ahead[part.start * n / all..part.end * n / all]
+    /// What is read after a part of these bytes.
+    fn after(&self, part: &Range<usize>) -> &'a [u8] {
+        match &self.bytes[part.end..] {
+            [] => self.ahead,
+            later => later,
+        }
     }
 }
 
 /// Working memory of the kernels.
 #[derive(Debug, Default)]
 pub struct Work {
-    /// A few rows, filled up to a vector's.
-    pub padding: Vec<u8>,
+    /// Of kernels over rows.
+    pub padding: Room,
     /// Decoded rows.
     pub rows: Vec<f32>,
     /// Tables that a codec makes for a page.
     pub tables: Vec<f32>,
+    /// Angles of rows with others missing between them.
+    pub angles: Vec<f32>,
 }
 
 /// Decoded rows.
 pub struct Decoded<'a> {
     rows: &'a [f32],
-    padding: &'a mut Vec<u8>,
+    padding: &'a mut Room,
     dim: usize,
+    turn: Option<Turn<'a>>,
 }
 
 impl Work {
     /// Decodes rows.
-    pub fn decoded(
-        &mut self,
-        stored: Stored<'_>,
+    pub fn decoded<'a>(
+        &'a mut self,
+        stored: Stored<'a>,
         decode: impl FnOnce(&[u8], &mut [f32]),
-    ) -> Decoded<'_> {
+    ) -> Decoded<'a> {
         let n = stored.n_rows * stored.dim;
         if self.rows.len() < n {
             room(&mut self.rows, n);
@@ -77,23 +96,32 @@ impl Work {
             rows: &self.rows[..n],
             padding: &mut self.padding,
             dim: stored.dim,
+            turn: stored.turn,
         }
     }
 
     /// Bytes of each buffer.
-    pub fn sizes(&self) -> [usize; 3] {
-        [
-            self.padding.capacity(),
-            self.rows.capacity() * size_of::<f32>(),
-            self.tables.capacity() * size_of::<f32>(),
-        ]
+    pub fn sizes(&self) -> impl Iterator<Item = usize> {
+        let buffers = [&self.rows, &self.tables, &self.angles];
+        let buffers = buffers.map(|b| b.capacity() * size_of::<f32>());
+        self.padding.sizes().into_iter().chain(buffers)
     }
 }
 
 impl<'a> Decoded<'a> {
     /// Rows that are decoded already, `[row][dim]`.
-    pub fn new(rows: &'a [f32], dim: usize, padding: &'a mut Vec<u8>) -> Self {
-        Self { rows, padding, dim }
+    pub fn new(rows: &'a [f32], dim: usize, padding: &'a mut Room) -> Self {
+        Self {
+            rows,
+            padding,
+            dim,
+            turn: None,
+        }
+    }
+
+    /// The same rows, to be turned before they meet queries.
+    pub fn turned(self, turn: Option<Turn<'a>>) -> Self {
+        Self { turn, ..self }
     }
 
     fn part(&self, rows: Range<usize>) -> Rows<'a> {
@@ -102,6 +130,7 @@ impl<'a> Decoded<'a> {
             stride: 4 * self.dim,
             dim: self.dim,
             ahead: &[],
+            turn: self.turn,
         }
     }
 
@@ -109,6 +138,12 @@ impl<'a> Decoded<'a> {
     pub fn scores(&mut self, q: &[f32], out: MatMut<'_>) {
         let all = self.part(0..self.rows.len() / self.dim);
         F32.scores(all, q, self.padding, out);
+    }
+
+    /// The columns of all rows.
+    pub fn columns(&mut self, out: MatMut<'_>) {
+        let all = self.part(0..self.rows.len() / self.dim);
+        F32.columns(all, self.padding, out);
     }
 
     /// The weighted sum of some rows.
@@ -120,24 +155,48 @@ impl<'a> Decoded<'a> {
 impl Format {
     /// `out[query][row]` = the score of each stored row of a range for each query. `q`: `[query][dim]`.
     pub fn scores(&self, range: StoredRange<'_>, q: &[f32], work: &mut Work, out: MatMut<'_>) {
-        let codec = match &self.codec {
-            Codec::Rows(codec) => {
-                let all = self.part(range, 0..range.bytes.len(), range.stored.count_ones());
-                return row_scores(codec.as_ref(), all, q, work, out);
-            }
-            Codec::Pages(codec) => codec,
-        };
+        self.keys(range, work, out, |codec, stored, work, out| match codec {
+            Codec::Rows(codec) => row_scores(codec.as_ref(), stored, q, work, out),
+            Codec::Pages(codec) => codec.scores(stored, q, work, out),
+        });
+    }
+
+    /// `out[channel][row]` = the stored rows of a range as they meet queries.
+    pub fn columns(&self, range: StoredRange<'_>, work: &mut Work, out: MatMut<'_>) {
+        self.keys(range, work, out, |codec, stored, work, out| match codec {
+            Codec::Rows(codec) => row_columns(codec.as_ref(), stored, work, out),
+            Codec::Pages(codec) => codec.columns(stored, work, out),
+        });
+    }
+
+    /// Does something with what lies together of a range, whose results stand one after the other.
+    fn keys(
+        &self,
+        range: StoredRange<'_>,
+        work: &mut Work,
+        out: MatMut<'_>,
+        mut each: impl FnMut(&Codec, Stored<'_>, &mut Work, MatMut<'_>),
+    ) {
+        let mut angles = std::mem::take(&mut work.angles);
         let (mut at, mut first) = (0, 0);
-        for page in pages(range.stored, codec.page_rows()) {
-            let n_rows = page.count_ones();
-            let end = at + codec.page_bytes(n_rows as usize, self.dim);
+        for rows in self.codec.together(range.stored) {
+            let n_rows = rows.count_ones();
+            let end = at + self.codec.bytes(n_rows as usize, self.dim);
+            let turn = range
+                .turning
+                .map(|t| t.rope.turn(t.first, rows, &mut angles));
+            let stored = Stored {
+                turn,
+                ..self.part(range, at..end, n_rows)
+            };
             let out = MatMut {
                 data: &mut out.data[first..],
                 stride: out.stride,
             };
-            codec.scores(self.part(range, at..end, n_rows), q, work, out);
+            each(&self.codec, stored, work, out);
             (at, first) = (end, first + n_rows as usize);
         }
+        work.angles = angles;
     }
 
     /// `out[query]` += Σ `weights[query][row]` · row over some of the stored rows of a range; the weights of these rows
@@ -178,10 +237,11 @@ impl Format {
 
     fn part<'a>(&self, range: StoredRange<'a>, bytes: Range<usize>, n_rows: u32) -> Stored<'a> {
         Stored {
-            ahead: range.ahead(bytes.clone()),
+            ahead: range.after(&bytes),
             bytes: &range.bytes[bytes],
             n_rows: n_rows as usize,
             dim: self.dim,
+            turn: None,
         }
     }
 }
@@ -192,13 +252,14 @@ fn fitting<'a>(codec: &'a dyn RowCodec, stored: Stored<'a>) -> Option<(&'a dyn K
         stride: codec.row_bytes(stored.dim),
         dim: stored.dim,
         ahead: stored.ahead,
+        turn: stored.turn,
     };
     let kernel = codec.kernel().filter(|k| k.takes(stored.dim))?;
     Some((kernel, rows))
 }
 
 /// Scores of rows that lie back to back.
-pub fn row_scores(
+fn row_scores(
     codec: &dyn RowCodec,
     stored: Stored<'_>,
     q: &[f32],
@@ -213,8 +274,33 @@ pub fn row_scores(
     }
 }
 
+/// Columns of rows that lie back to back.
+fn row_columns(codec: &dyn RowCodec, stored: Stored<'_>, work: &mut Work, out: MatMut<'_>) {
+    match fitting(codec, stored) {
+        Some((kernel, rows)) => kernel.columns(rows, &mut work.padding, out),
+        None => work
+            .decoded(stored, |b, r| codec.decode_rows(b, stored.dim, r))
+            .columns(out),
+    }
+}
+
+/// Decodes rows that lie back to back, `[row][dim]`.
+pub fn decode_rows(codec: &dyn RowCodec, bytes: &[u8], dim: usize, rows: &mut [f32]) {
+    let stored = Stored {
+        bytes,
+        n_rows: rows.len() / dim,
+        dim,
+        ahead: &[],
+        turn: None,
+    };
+    match fitting(codec, stored) {
+        Some((kernel, stored)) => kernel.decode(stored, rows),
+        None => codec.decode_rows(bytes, dim, rows),
+    }
+}
+
 /// The weighted sum of rows that lie back to back.
-pub fn row_weighted_sum(
+fn row_weighted_sum(
     codec: &dyn RowCodec,
     stored: Stored<'_>,
     weights: Mat<'_>,

@@ -14,12 +14,12 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::attention::{HeadView, Tile, restore_keys};
+use super::attention::{HeadView, Tile};
 use super::formats::{Format, Mask};
-use super::places::{Page, ReadBuffers};
+use super::places::Page;
 use super::runs::{Run, Runs};
 use super::scratch::{Pool, Scratch, merge, room};
-use super::stage::{KeyForm, Side};
+use super::stage::Side;
 use super::stored::{Decoded, StoredRange};
 use super::visibility::Class;
 use super::{CacheError, RANGE};
@@ -227,15 +227,6 @@ impl<'a> HeadView<'a> {
         let page = self.state.tables[side as usize][class as usize].page(range);
         page.map_or(&[], |page| self.reader.view(page))
     }
-
-    /// Whether keys must be decoded before they meet queries.
-    fn turns_keys(&self, class: Class) -> bool {
-        let in_coded_space = class == Class::Coded && self.stages.absorbs_keys();
-        let expands = class == Class::Coded && !self.stages.project_k.is_identity();
-        self.stages.keys == KeyForm::PreRope
-            || expands && !in_coded_space
-            || class == Class::Coded && self.restored.is_some()
-    }
 }
 
 impl Scratch {
@@ -312,8 +303,8 @@ impl Scratch {
         } = seen;
         let in_coded_space = class == Class::Coded && view.stages.absorbs_keys();
         let q = q[usize::from(in_coded_space)];
-        let turned = view.turns_keys(class);
-        let scored = if turned { page.live() } else { page.stored() };
+        let decodes = view.decodes_keys(class);
+        let scored = if decodes { page.live() } else { page.stored() };
         // Where every row that is scored is seen and no other class has any, scores stand where they are wanted.
         let in_place = scored == visible && visible == all;
         if !in_place {
@@ -329,15 +320,20 @@ impl Scratch {
             },
             stride: RANGE,
         };
-        if turned {
-            let (rows, d) = (&mut self.rows, view.geometry.head_dim);
-            turn(view, class, seen, (&mut self.buffers, rows))?;
-            Decoded::new(rows, d, &mut self.work.padding).scores(q, out);
+        let turning = view.turning(class, page);
+        if decodes {
+            view.decode_keys(class, (page, format), &mut self.buffers, &mut self.rows)?;
+            let turn = turning.map(|t| t.rope.turn(t.first, scored, &mut self.work.angles));
+            let d = view.geometry.head_dim;
+            Decoded::new(&self.rows, d, &mut self.work.padding)
+                .turned(turn)
+                .scores(q, out);
         } else {
             let range = StoredRange {
                 stored: scored,
                 bytes: view.reader.bytes(page, format, &mut self.buffers)?,
                 ahead: view.ahead(Side::V, class, page.range),
+                turning,
             };
             format.scores(range, q, &mut self.work, out);
         }
@@ -387,6 +383,7 @@ impl Scratch {
             stored: page.stored(),
             bytes: view.reader.bytes(page, format, &mut self.buffers)?,
             ahead: view.ahead(Side::K, class, page.range + 1),
+            turning: None,
         };
         for run in Runs::new(page.stored(), visible, all) {
             let rows = run.from..run.from + run.n;
@@ -416,27 +413,6 @@ impl Scratch {
             );
         }
     }
-}
-
-/// Decodes live keys and brings them to where exact rows stand, `[row][head_dim]`.
-fn turn(
-    view: HeadView<'_>,
-    class: Class,
-    seen: Seen<'_>,
-    (buffers, rows): (&mut ReadBuffers, &mut Vec<f32>),
-) -> Result<(), CacheError> {
-    let Seen { page, format, .. } = seen;
-    let d = view.geometry.head_dim;
-    let positions: Vec<u32> = page.positions().collect();
-    let n_stored = page.stored().count_ones() as usize;
-    room(rows, RANGE * format.dim.max(d));
-    rows.resize(n_stored * format.dim.max(d), 0.0);
-    if !view.copy_restored((Side::K, class), &positions, rows) {
-        view.reader.decode(page, format, buffers, rows)?;
-    }
-    restore_keys(view, class, &positions, rows, format.dim);
-    rows.truncate(positions.len() * d);
-    Ok(())
 }
 
 /// A tile of one token, as its queries are prepared.

@@ -4,12 +4,16 @@ use crate::cache::RANGE;
 use crate::cache::encode::STAGES;
 use crate::cache::encode::fixture::{codecs, normals};
 use crate::cache::formats::Format;
+use crate::cache::places;
+use crate::cache::rope::{PairLayout, Rope};
 use crate::cache::stage::{Codec, Work};
-use crate::cache::stored::StoredRange;
+use crate::cache::stored::{StoredRange, Turning};
 use crate::compute::cpu::dispatch::tests::{at, levels};
 use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
 
 const MOST_QUERIES: usize = 8;
+/// The first position of the range.
+const FIRST: usize = RANGE;
 
 /// A range's rows as they are stored, and as they are decoded.
 struct Case {
@@ -41,7 +45,10 @@ impl Case {
             bytes.extend(format.encode(page));
             left = later;
         }
-        format.decode(stored, &bytes, &mut rows);
+        match &format.codec {
+            Codec::Rows(codec) => codec.decode_rows(&bytes, dim, &mut rows),
+            Codec::Pages(_) => format.decode(stored, &bytes, &mut rows),
+        }
         Self {
             format,
             stored,
@@ -51,12 +58,57 @@ impl Case {
         }
     }
 
-    fn range(&self) -> StoredRange<'_> {
+    /// The rows as they are stored; to be turned if there is something to turn them.
+    fn range<'a>(&'a self, rope: Option<&'a Rope>) -> StoredRange<'a> {
         StoredRange {
             stored: self.stored,
             bytes: &self.bytes,
             ahead: &self.bytes[..self.bytes.len() / 2],
+            turning: rope.map(|rope| Turning {
+                rope,
+                first: FIRST as u32,
+            }),
         }
+    }
+
+    /// The same case with its decoded rows turned.
+    fn turned(&self, rope: &Rope) -> Self {
+        let mut rows = self.rows.clone();
+        let positions = places::bits(self.stored).map(|bit| (FIRST + bit) as u32);
+        for (row, p) in rows.chunks_exact_mut(self.format.dim).zip(positions) {
+            rope.rotate(p, row);
+        }
+        Self {
+            format: self.format.clone(),
+            stored: self.stored,
+            bytes: Vec::new(),
+            rows,
+            n: self.n,
+        }
+    }
+
+    /// Bits by channel and row.
+    fn columns_of_rows(&self) -> Vec<u32> {
+        let dim = self.format.dim;
+        let at = |i: usize| self.rows[i % self.n * dim + i / self.n].to_bits();
+        (0..dim * self.n).map(at).collect()
+    }
+
+    fn columns(&self, rope: Option<&Rope>) -> Vec<u32> {
+        let mut out = vec![f32::NAN; self.format.dim * RANGE];
+        let to = MatMut {
+            data: &mut out,
+            stride: RANGE,
+        };
+        self.format
+            .columns(self.range(rope), &mut Work::default(), to);
+        out.chunks(RANGE).flat_map(|c| bits(&c[..self.n])).collect()
+    }
+
+    fn decoded(&self) -> Vec<u32> {
+        let mut rows = vec![f32::NAN; self.rows.len()];
+        self.format.decode(self.stored, &self.bytes, &mut rows);
+        bits(&rows)
     }
 
     fn scores_by_gemm(&self, q: &[f32]) -> Vec<u32> {
@@ -77,7 +129,7 @@ impl Case {
         bits(&out)
     }
 
-    fn scores(&self, q: &[f32]) -> Vec<u32> {
+    fn scores(&self, q: &[f32], rope: Option<&Rope>) -> Vec<u32> {
         let m = q.len() / self.format.dim;
         let mut out = vec![f32::NAN; m * RANGE];
         let to = MatMut {
@@ -85,7 +137,7 @@ impl Case {
             stride: RANGE,
         };
         self.format
-            .scores(self.range(), q, &mut Work::default(), to);
+            .scores(self.range(rope), q, &mut Work::default(), to);
         out.chunks(RANGE).flat_map(|s| bits(&s[..self.n])).collect()
     }
 
@@ -121,7 +173,7 @@ impl Case {
             };
             let work = &mut Work::default();
             self.format
-                .weighted_sum(self.range(), part, weights, work, &mut out);
+                .weighted_sum(self.range(None), part, weights, work, &mut out);
         }
         bits(&out)
     }
@@ -181,11 +233,49 @@ fn stored_rows_give_the_bits_of_decoded_ones() {
                     let part = (case.n / 7, case.n);
                     let want = (case.scores_by_gemm(q), case.sum_by_gemm(&weights, part, m));
                     for level in levels() {
-                        let got = at(level, || (case.scores(q), case.sum(&weights, part, m)));
+                        let got = at(level, || {
+                            (case.scores(q, None), case.sum(&weights, part, m))
+                        });
                         let place =
                             format!("{example}, {dim} channels, {n} rows, {m} queries, {level:?}");
                         assert!(got.0 == want.0, "scores of {place}");
                         assert!(got.1 == want.1, "sums of {place}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn stored_rows_are_unpacked_and_turned_to_the_bits_of_decoded_and_rotated_ones() {
+    for def in STAGES {
+        for dim in [20, 64, 80] {
+            let q = normals(MOST_QUERIES * dim, 1);
+            let rope = |layout, n_rot| Rope::new(layout, Rope::frequencies(1e4, n_rot), 2 * RANGE);
+            let ropes = [
+                rope(PairLayout::Interleaved, dim),
+                rope(PairLayout::HalfSplit, dim - 4),
+            ];
+            for (example, codec) in codecs(def, dim) {
+                for (n, m) in [(1, 3), (33, 1), (48, 6), (101, 3), (RANGE, 4)] {
+                    let case = Case::new(codec.clone(), dim, n);
+                    let q = &q[..m * dim];
+                    for level in levels() {
+                        let place =
+                            format!("{example}, {dim} channels, {n} rows, {m} queries, {level:?}");
+                        let plain = at(level, || (case.columns(None), case.decoded()));
+                        assert!(plain.0 == case.columns_of_rows(), "columns of {place}");
+                        assert!(plain.1 == bits(&case.rows), "rows of {place}");
+                        for rope in &ropes {
+                            let turned = case.turned(rope);
+                            let want = (turned.columns_of_rows(), turned.scores_by_gemm(q));
+                            let got = at(level, || {
+                                (case.columns(Some(rope)), case.scores(q, Some(rope)))
+                            });
+                            assert!(got.0 == want.0, "turned columns of {place}");
+                            assert!(got.1 == want.1, "turned scores of {place}");
+                        }
                     }
                 }
             }

@@ -53,7 +53,7 @@ impl PageCodec for Channel {
     }
 
     fn scores(&self, page: Stored<'_>, q: &[f32], work: &mut Work, out: MatMut<'_>) {
-        if !self.is_read_in_place(page.dim) {
+        if !self.is_read_in_place(page) {
             return work
                 .decoded(page, |bytes, rows| self.decode(bytes, page.dim, rows))
                 .scores(q, out);
@@ -69,6 +69,23 @@ impl PageCodec for Channel {
         }
     }
 
+    fn columns(&self, page: Stored<'_>, work: &mut Work, out: MatMut<'_>) {
+        if !self.is_read_in_place(page) {
+            return work
+                .decoded(page, |bytes, rows| self.decode(bytes, page.dim, rows))
+                .columns(out);
+        }
+        for part in self.parts(page, 0..page.n_rows) {
+            let (steps, zeros) = self.scales(&part, page, &mut work.rows);
+            let kernel = rows::ChannelNibbles::for_scores(steps, zeros, &mut work.tables);
+            let out = MatMut {
+                data: &mut out.data[part.rows.start..],
+                stride: out.stride,
+            };
+            kernel.columns(part.stored, &mut work.padding, out);
+        }
+    }
+
     fn weighted_sum(
         &self,
         page: Stored<'_>,
@@ -77,7 +94,7 @@ impl PageCodec for Channel {
         work: &mut Work,
         out: &mut [f32],
     ) {
-        if !self.is_read_in_place(page.dim) {
+        if !self.is_read_in_place(page) {
             return work
                 .decoded(page, |bytes, rows| self.decode(bytes, page.dim, rows))
                 .weighted_sum(rows, weights, out);
@@ -102,9 +119,14 @@ struct Part<'a> {
 }
 
 impl Channel {
-    /// Whether kernels read pages of `dim` channels as they are stored: rows of 4-bit codes, back to back.
-    fn is_read_in_place(&self, dim: usize) -> bool {
-        self.grid.bits == 4 && rows::ChannelNibbles::for_sums(&[], &[]).takes(dim)
+    /// Whether kernels read a page as it is stored: rows of 4-bit codes, back to back, groups of which begin where angles do.
+    fn is_read_in_place(&self, page: Stored<'_>) -> bool {
+        let in_step = page
+            .turn
+            .is_none_or(|turn| turn.from_row(self.group).is_some());
+        self.grid.bits == 4
+            && rows::ChannelNibbles::for_sums(&[], &[]).takes(page.dim)
+            && (in_step || self.group >= page.n_rows)
     }
 
     /// Cuts rows of a page by groups.
@@ -125,6 +147,7 @@ impl Channel {
                     bytes: &page.bytes[bytes],
                     stride,
                     dim: page.dim,
+                    turn: page.turn.and_then(|turn| turn.from_row(own.start)),
                 },
                 rows: own,
             })

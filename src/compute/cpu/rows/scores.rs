@@ -1,0 +1,259 @@
+//! Scores: lanes are rows, 32 at a time, to which one channel after the other is added.
+
+use super::turn::{add, columns_strip, turned_strip};
+use super::{LANES, Layout, QUERIES, Room, Rows, STRIP, Turn, for_each_channel, touch};
+use crate::compute::cpu::gemm::MatMut;
+use crate::compute::cpu::simd::{Simd, simd_kernel};
+
+simd_kernel! {
+    pub(super) fn scores<L: Layout>(layout: &L, rows: Rows<'_>, q: &[f32], room: &mut Room, out: MatMut<'_>) = scores_body;
+}
+
+/// # Safety
+/// The instruction set of `S` is there.
+#[inline(always)]
+unsafe fn scores_body<S: Simd, L: Layout>(
+    layout: &L,
+    rows: Rows<'_>,
+    q: &[f32],
+    room: &mut Room,
+    out: MatMut<'_>,
+) {
+    let (n, dim) = (rows.n(), rows.dim);
+    let n_queries = q.len() / dim;
+    assert!(layout.fits(dim) && layout.row_bytes(dim) == rows.stride);
+    if n == 0 || n_queries == 0 {
+        return;
+    }
+    assert!((n_queries - 1) * out.stride + n <= out.data.len());
+    if let Some(turn) = rows.turn {
+        turn.check(n, dim);
+        // SAFETY: the instruction set is there, the layout takes the rows, and `out` and the angles suffice.
+        return unsafe { turned::<S, L>(layout, (rows, turn), q, room, out) };
+    }
+    let mut first = 0;
+    while first < n_queries {
+        let left = n_queries - first;
+        let width = left.div_ceil(left.div_ceil(QUERIES));
+        let q = &q[first * dim..];
+        let to = MatMut {
+            data: &mut out.data[first * out.stride..],
+            stride: out.stride,
+        };
+        // SAFETY: the instruction set is there; `q` and `to` have `width` rows, of `dim` and of at least n elements.
+        unsafe {
+            match width {
+                1 => score_pass::<S, L, 1>(layout, rows, q, room, to),
+                2 => score_pass::<S, L, 2>(layout, rows, q, room, to),
+                3 => score_pass::<S, L, 3>(layout, rows, q, room, to),
+                _ => score_pass::<S, L, QUERIES>(layout, rows, q, room, to),
+            }
+        }
+        first += width;
+    }
+}
+
+/// # Safety
+/// The instruction set is there; `q` and `out` have Q rows, of `dim` and of at least n elements.
+#[inline(always)]
+unsafe fn score_pass<S: Simd, L: Layout, const Q: usize>(
+    layout: &L,
+    rows: Rows<'_>,
+    q: &[f32],
+    room: &mut Room,
+    out: MatMut<'_>,
+) {
+    let n = rows.n();
+    if n < STRIP {
+        let padded = Room::padded(&mut room.padding, rows, 0);
+        // SAFETY: 32 rows lie there.
+        let scores = unsafe { strip::<S, L, Q>(layout, padded.as_ptr(), rows, &[], q.as_ptr()) };
+        let mut all = [[0.0f32; STRIP]; Q];
+        // SAFETY: `all` has 32 elements for each query.
+        unsafe { store::<S, Q>(&scores, all.as_mut_ptr().cast(), STRIP) };
+        for (i, all) in all.iter().enumerate() {
+            out.data[i * out.stride..][..n].copy_from_slice(&all[..n]);
+        }
+        return;
+    }
+    let to = out.data.as_mut_ptr();
+    let mut r = 0;
+    while r < n {
+        // A last strip that would be short has rows that were there before.
+        let at = r.min(n - STRIP);
+        // SAFETY: 32 rows from `at` on lie inside `bytes`, and so do their scores inside `out`.
+        unsafe {
+            let row = rows.bytes.as_ptr().add(at * rows.stride);
+            let scores = strip::<S, L, Q>(layout, row, rows, rows.after(at), q.as_ptr());
+            store::<S, Q>(&scores, to.add(at), out.stride);
+        }
+        r += STRIP;
+    }
+}
+
+/// # Safety
+/// The instruction set is there; 32 numbers may be written at `to`, and for each further query `stride` numbers on.
+#[inline(always)]
+unsafe fn store<S: Simd, const Q: usize>(scores: &[[S::F; Q]; 2], to: *mut f32, stride: usize) {
+    for (b, scores) in scores.iter().enumerate() {
+        for (i, &x) in scores.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { S::store(to.add(i * stride + b * LANES), x) };
+        }
+    }
+}
+
+/// The scores of two vectors of rows for Q queries: enough chains to keep the multipliers busy. `next` is read later.
+///
+/// # Safety
+/// The instruction set is there; 32 rows may be read at `row`, `[Q][dim]` numbers at `q`.
+#[inline(always)]
+unsafe fn strip<S: Simd, L: Layout, const Q: usize>(
+    layout: &L,
+    row: *const u8,
+    rows: Rows<'_>,
+    mut next: &[u8],
+    q: *const f32,
+) -> [[S::F; Q]; 2] {
+    // SAFETY (all blocks): the caller's promise.
+    unsafe {
+        let mut acc = [[S::splat(0.0); Q]; 2];
+        let later = row.add(LANES * rows.stride);
+        let n_steps = rows.dim / L::STEP;
+        let (whole, share) = (n_steps * L::STEP, next.len() / n_steps.max(1));
+        let mut first = 0;
+        while first < whole {
+            let group = Group::<S, L> {
+                layout,
+                held: [
+                    layout.hold::<S>(row, rows, first),
+                    layout.hold::<S>(later, rows, first),
+                ],
+                q: q.add(first),
+                first,
+                dim: rows.dim,
+            };
+            let (now, later) = next.split_at(share.min(next.len()));
+            touch(now);
+            next = later;
+            if S::WIDE {
+                for_each_channel!(L, c => group.add::<Q>(c, &mut acc));
+            } else {
+                for c in 0..L::STEP {
+                    group.add::<Q>(c, &mut acc);
+                }
+            }
+            first += L::STEP;
+        }
+        for c in whole..rows.dim {
+            let k = [row, later].map(|row| layout.rest::<S>(row, rows, c));
+            add::<S, Q>(k, q.add(c), rows.dim, &mut acc);
+        }
+        acc
+    }
+}
+
+/// What is held of two vectors of rows, and the queries at its first channel.
+struct Group<'a, S: Simd, L: Layout> {
+    layout: &'a L,
+    held: [L::Held<S>; 2],
+    q: *const f32,
+    first: usize,
+    dim: usize,
+}
+
+impl<S: Simd, L: Layout> Group<'_, S, L> {
+    /// # Safety
+    /// As in [`strip`].
+    #[inline(always)]
+    unsafe fn add<const Q: usize>(&self, c: usize, acc: &mut [[S::F; Q]; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let k = [
+                self.layout.channel::<S>(&self.held[0], self.first, c),
+                self.layout.channel::<S>(&self.held[1], self.first, c),
+            ];
+            add::<S, Q>(k, self.q.add(c), self.dim, acc);
+        }
+    }
+}
+
+/// Scores of rows that are turned before: unpacked, turned and scored 32 rows at a time.
+///
+/// # Safety
+/// The instruction set is there; the layout takes the rows; there are angles for all of them, up to a whole strip; `out`
+/// has a row of at least n elements for each query.
+#[inline(always)]
+unsafe fn turned<S: Simd, L: Layout>(
+    layout: &L,
+    (rows, turn): (Rows<'_>, Turn<'_>),
+    q: &[f32],
+    room: &mut Room,
+    out: MatMut<'_>,
+) {
+    let (n, dim) = (rows.n(), rows.dim);
+    let n_queries = q.len() / dim;
+    let columns = Room::strip(&mut room.columns, dim);
+    for r in (0..n).step_by(STRIP) {
+        let n_here = STRIP.min(n - r);
+        let row = if n_here == STRIP {
+            rows.bytes[r * rows.stride..].as_ptr()
+        } else {
+            Room::padded(&mut room.padding, rows, r).as_ptr()
+        };
+        // SAFETY: 32 rows may be read at `row`, and `columns` takes them.
+        unsafe {
+            super::unpack::strip::<S, L>(
+                layout,
+                row,
+                (rows, rows.after(r)),
+                columns.as_mut_ptr(),
+                STRIP,
+            );
+        }
+        let mut first = 0;
+        while first < n_queries {
+            let left = n_queries - first;
+            let width = left.div_ceil(left.div_ceil(QUERIES));
+            let q = &q[first * dim..(first + width) * dim];
+            let mut all = [[0.0f32; STRIP]; QUERIES];
+            let to = all.as_mut_ptr().cast();
+            let turn = (first == 0).then(|| turn.from_row(r)).flatten();
+            // SAFETY: `columns` holds 32 rows of `dim` channels, `q` `width` queries; `all` takes their scores.
+            unsafe {
+                match width {
+                    1 => pass::<S, 1>(columns, turn, q, to),
+                    2 => pass::<S, 2>(columns, turn, q, to),
+                    3 => pass::<S, 3>(columns, turn, q, to),
+                    _ => pass::<S, QUERIES>(columns, turn, q, to),
+                }
+            }
+            for (i, all) in all.iter().enumerate().take(width) {
+                out.data[(first + i) * out.stride + r..][..n_here].copy_from_slice(&all[..n_here]);
+            }
+            first += width;
+        }
+    }
+}
+
+/// Scores of 32 rows in columns, which are turned in place before if they have not been yet.
+///
+/// # Safety
+/// The instruction set is there; `q` has Q rows; the turn has angles for 32 rows; 32 · Q numbers may be written at `to`.
+#[inline(always)]
+unsafe fn pass<S: Simd, const Q: usize>(
+    columns: &mut [f32],
+    turn: Option<Turn<'_>>,
+    q: &[f32],
+    to: *mut f32,
+) {
+    let dim = q.len() / Q;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let scores = match turn {
+            Some(turn) => turned_strip::<S, Q>(columns, turn, q),
+            None => columns_strip::<S, Q>(columns, 0..dim, q, [[S::splat(0.0); Q]; 2]),
+        };
+        store::<S, Q>(&scores, to, STRIP);
+    }
+}
