@@ -126,6 +126,17 @@ fn spec(text: &str) -> Option<StageSpec> {
     Some(spec)
 }
 
+/// Formats beyond the registry's examples: presets read them, or they have kernels that no example has.
+const MORE: [&str; 7] = [
+    "{ method = \"int2\", fit = \"mse\", scales = \"fp8\" }",
+    "{ method = \"int3\", fit = \"mse\", scales = \"fp8\" }",
+    "{ method = \"int8\", scales = \"fp8\" }",
+    "{ method = \"int4\", scales = \"bf16\" }",
+    "{ method = \"int3\", axis = \"channel\", group = 128 }",
+    "{ method = \"int4\", axis = \"channel\", group = 128 }",
+    "{ method = \"int8\", axis = \"channel\", group = 128 }",
+];
+
 /// Names of strategies with their formats of K and of V.
 fn formats() -> Vec<(String, StageSpec, StageSpec)> {
     let by_channel = "{ method = \"int4\", axis = \"channel\", group = 64, page = 128 }";
@@ -137,6 +148,7 @@ fn formats() -> Vec<(String, StageSpec, StageSpec)> {
     for def in registry().filter(|d| d.kind == Kind::Encode) {
         all.extend(def.examples.iter().map(|&e| (e.to_owned(), e, e)));
     }
+    all.extend(MORE.map(|e| (e.to_owned(), e, e)));
     all.into_iter()
         .filter_map(|(name, k, v)| Some((name, spec(k)?, spec(v)?)))
         .collect()

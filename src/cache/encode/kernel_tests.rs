@@ -2,11 +2,11 @@
 
 use crate::cache::RANGE;
 use crate::cache::encode::STAGES;
-use crate::cache::encode::fixture::{codecs, normals};
+use crate::cache::encode::fixture::{build, codecs, normals};
 use crate::cache::formats::Format;
 use crate::cache::places;
 use crate::cache::rope::{PairLayout, Rope};
-use crate::cache::stage::{Codec, Work};
+use crate::cache::stage::{Codec, Params, Value, Work};
 use crate::cache::stored::{StoredRange, Turning};
 use crate::compute::cpu::dispatch::tests::{at, levels};
 use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
@@ -208,39 +208,74 @@ fn product(
     );
 }
 
+/// Integers with parameters that have a kernel, or a path through one, beyond the registry's examples.
+fn grids(dim: usize) -> impl Iterator<Item = (String, Codec)> {
+    let by_token = ["int2", "int3", "int4", "int8"]
+        .into_iter()
+        .flat_map(|name| {
+            let scales = ["f16", "bf16", "fp8"].into_iter();
+            scales
+                .flat_map(move |s| ["asymmetric", "symmetric"].map(|zero| [name, "token", s, zero]))
+        });
+    let by_channel = [
+        ["int2", "channel", "fp8", "symmetric"],
+        ["int3", "channel", "bf16", "asymmetric"],
+        ["int4", "channel", "f16", "asymmetric"],
+        ["int8", "channel", "fp8", "asymmetric"],
+        ["int8", "channel", "f16", "symmetric"],
+    ];
+    by_token.chain(by_channel).map(move |names| {
+        let def = STAGES.iter().find(|d| d.name == names[0]).unwrap();
+        let mut given = Params::default();
+        for (key, value) in ["axis", "scales", "zero"].into_iter().zip(&names[1..]) {
+            given
+                .0
+                .insert(key.to_owned(), Value::Text((*value).to_owned()));
+        }
+        let params = Params::resolve(def, &given).unwrap();
+        (names.join(" "), build(def, &params, dim).unwrap())
+    })
+}
+
+/// All formats for rows of `dim` channels.
+fn formats(dim: usize) -> impl Iterator<Item = (String, Codec)> {
+    let examples = STAGES.iter().flat_map(move |def| codecs(def, dim));
+    examples
+        .map(|(example, codec)| (example.to_owned(), codec))
+        .chain(grids(dim))
+}
+
 #[test]
 fn stored_rows_give_the_bits_of_decoded_ones() {
-    for def in STAGES {
-        for dim in [20, 64, 80, 128] {
-            let q = normals(MOST_QUERIES * dim, 1);
-            let weights: Vec<f32> = normals(MOST_QUERIES * RANGE, 2)
-                .iter()
-                .map(|x| x.abs())
-                .collect();
-            for (example, codec) in codecs(def, dim) {
-                for (n, m) in [
-                    (1, 3),
-                    (15, 1),
-                    (16, 2),
-                    (17, 3),
-                    (40, 5),
-                    (77, 4),
-                    (101, 7),
-                    (RANGE, 8),
-                ] {
-                    let case = Case::new(codec.clone(), dim, n);
-                    let q = &q[..m * dim];
-                    let part = (case.n / 7, case.n);
-                    let want = (case.scores_by_gemm(q), case.sum_by_gemm(&weights, part, m));
-                    for level in levels() {
-                        let got = at(level, || {
-                            (case.scores(q, None), case.sum(&weights, part, m))
-                        });
-                        let place =
-                            format!("{example}, {dim} channels, {n} rows, {m} queries, {level:?}");
-                        assert!(got.0 == want.0, "scores of {place}");
-                        assert!(got.1 == want.1, "sums of {place}");
-                    }
+    for dim in [20, 32, 64, 80, 128] {
+        let q = normals(MOST_QUERIES * dim, 1);
+        let weights: Vec<f32> = normals(MOST_QUERIES * RANGE, 2)
+            .iter()
+            .map(|x| x.abs())
+            .collect();
+        for (example, codec) in formats(dim) {
+            for (n, m) in [
+                (1, 3),
+                (15, 1),
+                (16, 2),
+                (17, 3),
+                (40, 5),
+                (77, 4),
+                (101, 7),
+                (RANGE, 8),
+            ] {
+                let case = Case::new(codec.clone(), dim, n);
+                let q = &q[..m * dim];
+                let part = (case.n / 7, case.n);
+                let want = (case.scores_by_gemm(q), case.sum_by_gemm(&weights, part, m));
+                for level in levels() {
+                    let got = at(level, || {
+                        (case.scores(q, None), case.sum(&weights, part, m))
+                    });
+                    let place =
+                        format!("{example}, {dim} channels, {n} rows, {m} queries, {level:?}");
+                    assert!(got.0 == want.0, "scores of {place}");
+                    assert!(got.1 == want.1, "sums of {place}");
                 }
             }
         }
@@ -249,33 +284,31 @@ fn stored_rows_give_the_bits_of_decoded_ones() {
 
 #[test]
 fn stored_rows_are_unpacked_and_turned_to_the_bits_of_decoded_and_rotated_ones() {
-    for def in STAGES {
-        for dim in [20, 64, 80] {
-            let q = normals(MOST_QUERIES * dim, 1);
-            let rope = |layout, n_rot| Rope::new(layout, Rope::frequencies(1e4, n_rot), 2 * RANGE);
-            let ropes = [
-                rope(PairLayout::Interleaved, dim),
-                rope(PairLayout::HalfSplit, dim - 4),
-            ];
-            for (example, codec) in codecs(def, dim) {
-                for (n, m) in [(1, 3), (33, 1), (48, 6), (101, 3), (RANGE, 4)] {
-                    let case = Case::new(codec.clone(), dim, n);
-                    let q = &q[..m * dim];
-                    for level in levels() {
-                        let place =
-                            format!("{example}, {dim} channels, {n} rows, {m} queries, {level:?}");
-                        let plain = at(level, || (case.columns(None), case.decoded()));
-                        assert!(plain.0 == case.columns_of_rows(), "columns of {place}");
-                        assert!(plain.1 == bits(&case.rows), "rows of {place}");
-                        for rope in &ropes {
-                            let turned = case.turned(rope);
-                            let want = (turned.columns_of_rows(), turned.scores_by_gemm(q));
-                            let got = at(level, || {
-                                (case.columns(Some(rope)), case.scores(q, Some(rope)))
-                            });
-                            assert!(got.0 == want.0, "turned columns of {place}");
-                            assert!(got.1 == want.1, "turned scores of {place}");
-                        }
+    for dim in [20, 64, 80] {
+        let q = normals(MOST_QUERIES * dim, 1);
+        let rope = |layout, n_rot| Rope::new(layout, Rope::frequencies(1e4, n_rot), 2 * RANGE);
+        let ropes = [
+            rope(PairLayout::Interleaved, dim),
+            rope(PairLayout::HalfSplit, dim - 4),
+        ];
+        for (example, codec) in formats(dim) {
+            for (n, m) in [(1, 3), (33, 1), (48, 6), (101, 3), (RANGE, 4)] {
+                let case = Case::new(codec.clone(), dim, n);
+                let q = &q[..m * dim];
+                for level in levels() {
+                    let place =
+                        format!("{example}, {dim} channels, {n} rows, {m} queries, {level:?}");
+                    let plain = at(level, || (case.columns(None), case.decoded()));
+                    assert!(plain.0 == case.columns_of_rows(), "columns of {place}");
+                    assert!(plain.1 == bits(&case.rows), "rows of {place}");
+                    for rope in &ropes {
+                        let turned = case.turned(rope);
+                        let want = (turned.columns_of_rows(), turned.scores_by_gemm(q));
+                        let got = at(level, || {
+                            (case.columns(Some(rope)), case.scores(q, Some(rope)))
+                        });
+                        assert!(got.0 == want.0, "turned columns of {place}");
+                        assert!(got.1 == want.1, "turned scores of {place}");
                     }
                 }
             }

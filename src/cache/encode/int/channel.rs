@@ -18,7 +18,7 @@ use super::tile::{self, TILE, Tile, larger, smaller, tile_bytes};
 use crate::cache::scratch::room;
 use crate::cache::stage::{Kernel, PageCodec, Stored, Work};
 use crate::compute::cpu::gemm::{Mat, MatMut};
-use crate::compute::cpu::rows::{self, Rows};
+use crate::compute::cpu::rows::{ByChannel, Rows};
 use crate::compute::cpu::vector::multiversion;
 
 /// The codec.
@@ -60,12 +60,13 @@ impl PageCodec for Channel {
         }
         for part in self.parts(page, 0..page.n_rows) {
             let (steps, zeros) = self.scales(&part, page, &mut work.rows);
-            let kernel = rows::ChannelNibbles::for_scores(steps, zeros, &mut work.tables);
             let out = MatMut {
                 data: &mut out.data[part.rows.start..],
                 stride: out.stride,
             };
-            kernel.scores(part.stored, q, &mut work.padding, out);
+            self.read(steps, zeros, Some(&mut work.tables), |kernel| {
+                kernel.scores(part.stored, q, &mut work.padding, out);
+            });
         }
     }
 
@@ -77,12 +78,13 @@ impl PageCodec for Channel {
         }
         for part in self.parts(page, 0..page.n_rows) {
             let (steps, zeros) = self.scales(&part, page, &mut work.rows);
-            let kernel = rows::ChannelNibbles::for_scores(steps, zeros, &mut work.tables);
             let out = MatMut {
                 data: &mut out.data[part.rows.start..],
                 stride: out.stride,
             };
-            kernel.columns(part.stored, &mut work.padding, out);
+            self.read(steps, zeros, Some(&mut work.tables), |kernel| {
+                kernel.columns(part.stored, &mut work.padding, out);
+            });
         }
     }
 
@@ -105,7 +107,9 @@ impl PageCodec for Channel {
                 data: &weights.data[part.rows.start - rows.start..],
                 stride: weights.stride,
             };
-            rows::ChannelNibbles::for_sums(steps, zeros).weighted_sum(part.stored, weights, out);
+            self.read(steps, zeros, None, |kernel| {
+                kernel.weighted_sum(part.stored, weights, out);
+            });
         }
     }
 }
@@ -119,14 +123,30 @@ struct Part<'a> {
 }
 
 impl Channel {
-    /// Whether kernels read a page as it is stored: rows of 4-bit codes, back to back, groups of which begin where angles do.
+    /// Whether kernels read a page as it is stored: whole steps of channels, and groups that begin where angles do.
     fn is_read_in_place(&self, page: Stored<'_>) -> bool {
         let in_step = page
             .turn
             .is_none_or(|turn| turn.from_row(self.group).is_some());
-        self.grid.bits == 4
-            && rows::ChannelNibbles::for_sums(&[], &[]).takes(page.dim)
+        // What a kernel takes doesn't depend on its bits.
+        ByChannel::<4>::new(&[], &[], None).takes(page.dim)
             && (in_step || self.group >= page.n_rows)
+    }
+
+    /// Reads with the kernels of a group, which has these steps and zeros by channel; scores and columns need tables.
+    fn read(
+        &self,
+        steps: &[f32],
+        zeros: &[f32],
+        tables: Option<&mut Vec<f32>>,
+        run: impl FnOnce(&dyn Kernel),
+    ) {
+        match self.grid.bits {
+            2 => run(&ByChannel::<2>::new(steps, zeros, tables)),
+            3 => run(&ByChannel::<3>::new(steps, zeros, tables)),
+            4 => run(&ByChannel::<4>::new(steps, zeros, tables)),
+            _ => run(&ByChannel::<8>::new(steps, zeros, tables)),
+        }
     }
 
     /// Cuts rows of a page by groups.

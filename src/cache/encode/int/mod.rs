@@ -266,10 +266,8 @@ fn build(
             )));
         }
         let codec = Token { grid, group };
-        match codec.kernel_of() {
-            Some(kernel) => Codec::Rows(Arc::new(WithKernel { codec, kernel })),
-            None => Codec::Rows(Arc::new(codec)),
-        }
+        let kernel = codec.kernel();
+        Codec::Rows(Arc::new(WithKernel { codec, kernel }))
     };
     Ok(Stage::Encode(codec))
 }

@@ -47,30 +47,33 @@ impl RowCodec for Token {
 }
 
 impl Token {
-    /// How stored rows are read, if steps and zeros are f16, or E4M3 beside 4-bit codes.
-    pub fn kernel_of(&self) -> Option<Box<dyn Kernel>> {
-        let grid = self.grid;
-        match (grid.scales, grid.bits) {
-            (ScaleFormat::F16, 2) => Some(self.kernel::<2, _>(rows::Halves)),
-            (ScaleFormat::F16, 3) => Some(self.kernel::<3, _>(rows::Halves)),
-            (ScaleFormat::F16, 4) => Some(self.kernel::<4, _>(rows::Halves)),
-            (ScaleFormat::F16, _) => Some(self.kernel::<8, _>(rows::Halves)),
-            (ScaleFormat::Fp8, 4) => {
-                let bytes: [u8; 256] = std::array::from_fn(|b| b as u8);
-                let (mut steps, mut zeros) = (Box::new([0.0; 256]), Box::new([0.0; 256]));
-                grid.scales.steps(&bytes, grid.divisor(), &mut *steps);
-                grid.scales.zeros(&bytes, &mut *zeros);
-                Some(self.kernel::<4, _>(rows::ByteSteps { steps, zeros }))
-            }
-            _ => None,
+    /// How stored rows are read.
+    pub fn kernel(&self) -> Box<dyn Kernel> {
+        match self.grid.bits {
+            2 => self.kernel_of::<2>(),
+            3 => self.kernel_of::<3>(),
+            4 => self.kernel_of::<4>(),
+            _ => self.kernel_of::<8>(),
         }
     }
 
-    fn kernel<const B: usize, C: rows::Steps + 'static>(&self, scales: C) -> Box<dyn Kernel> {
-        Box::new(rows::Grid::<B, C> {
+    fn kernel_of<const B: usize>(&self) -> Box<dyn Kernel> {
+        let grid = self.grid;
+        Box::new(rows::Grid::<B> {
             group: self.group,
-            symmetric_zero: (!self.grid.has_zero).then(|| self.grid.symmetric_zero()),
-            scales,
+            symmetric_zero: (!grid.has_zero).then(|| grid.symmetric_zero()),
+            steps: match grid.scales {
+                ScaleFormat::F16 => rows::Steps::F16,
+                ScaleFormat::Bf16 => rows::Steps::Bf16,
+                ScaleFormat::Fp8 => {
+                    let bytes: [u8; 256] = std::array::from_fn(|b| b as u8);
+                    let mut tables = Box::new([[0.0; 256]; 2]);
+                    let [steps, zeros] = &mut *tables;
+                    grid.scales.steps(&bytes, grid.divisor(), steps);
+                    grid.scales.zeros(&bytes, zeros);
+                    rows::Steps::Bytes(tables)
+                }
+            },
         })
     }
 

@@ -25,7 +25,7 @@ const E4M3_UNIT: f32 = f32::from_bits((127 + 120) << 23);
     clippy::undocumented_unsafe_blocks,
     reason = "one promise for all: see the trait"
 )]
-// SAFETY: offsets stay inside a row.
+// SAFETY (of all blocks below): the caller's promise, see the trait; offsets stay inside a row.
 unsafe impl<const BIASED: bool> Layout for Nvfp4<BIASED> {
     const STEP: usize = STEP;
     type Held<S: Simd> = ([S::I; 4], [S::F; 2]);

@@ -1,185 +1,233 @@
 //! Integer codes of a few bits on grids along a row or along a channel, as one stream in order of channels, least
 //! significant bit first.
 
-use super::steps::Steps;
+use super::steps::{Number, Steps};
 use super::{Layout, Rows};
 use crate::compute::cpu::simd::{LANES, Simd, simd_kernel};
 
 /// Channels that are held at a time: 16 bytes of 4-bit codes.
 const STEP: usize = 32;
 
-/// 0 to 15; with fewer bits the codes repeat, so that what stands above a code does not count.
-const fn ramp(bits: usize) -> [f32; LANES] {
+/// The number of each code; with fewer than 4 bits they repeat, so that what stands above a code does not count.
+const fn ramp<const B: usize>() -> [f32; LANES] {
     let mut ramp = [0.0; LANES];
     let mut i = 0;
     while i < LANES {
-        ramp[i] = (i & ((1 << bits) - 1)) as f32;
+        ramp[i] = (i % (1 << B)) as f32;
         i += 1;
     }
     ramp
 }
 
+/// Codes of B bits of 32 channels of 16 rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Codes<S: Simd, const B: usize>([[S::I; 4]; 2]);
+
+impl<S: Simd, const B: usize> Codes<S, B> {
+    /// # Safety
+    /// The instruction set is there; 4·B bytes at `p` and at each of 15 more rows, `stride` bytes apart, may be read.
+    #[inline(always)]
+    unsafe fn load(p: *const u8, stride: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self(match B {
+                8 => [S::columns(p, stride), S::columns(p.add(LANES), stride)],
+                4 => [S::columns(p, stride); 2],
+                // Four words that overlap: each holds the codes of 8 channels.
+                3 => {
+                    let (a, b) = (S::load_column(p, stride), S::load_column(p.add(2), stride));
+                    let c = S::load_column(p.add(5), stride);
+                    [[a, b, c, S::load_column(p.add(8), stride)]; 2]
+                }
+                _ => {
+                    let (a, b) = (S::load_column(p, stride), S::load_column(p.add(4), stride));
+                    [[a, b, b, b]; 2]
+                }
+            })
+        }
+    }
+
+    /// The code of channel `c`; unless it has 8 bits, what stands above it is anything.
+    ///
+    /// # Safety
+    /// The instruction set is there.
+    #[inline(always)]
+    unsafe fn at(&self, c: usize) -> S::I {
+        let ([low, high], c8) = (&self.0, c % 8);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match B {
+                8 => {
+                    let word = if c < LANES {
+                        low[c / 4]
+                    } else {
+                        high[c / 4 - 4]
+                    };
+                    S::and(S::shr_by(word, (c % 4 * 8) as u32), 0xff)
+                }
+                4 => S::shr_by(low[c / 8], (4 * c8) as u32),
+                // All words but the first begin a byte before their first code.
+                3 => S::shr_by(low[c / 8], (3 * c8 + if c < 8 { 0 } else { 8 }) as u32),
+                _ => S::shr_by(low[c / 16], (2 * (c % 16)) as u32),
+            }
+        }
+    }
+
+    /// The same of channels `first..first + 16` of one row.
+    ///
+    /// # Safety
+    /// The instruction set is there; 2·B bytes at `p` may be read.
+    #[inline(always)]
+    unsafe fn of_row(p: *const u8) -> S::I {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if B == 8 {
+                S::load_u8(p)
+            } else {
+                S::load_codes::<B>(p)
+            }
+        }
+    }
+
+    /// Codes as numbers.
+    ///
+    /// # Safety
+    /// The instruction set is there.
+    #[inline(always)]
+    unsafe fn number(codes: S::I) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if B == 8 {
+                S::to_f32(codes)
+            } else {
+                S::lookup(S::load(const { ramp::<B>() }.as_ptr()), codes)
+            }
+        }
+    }
+}
+
 /// Groups along a row: codes of B bits, then the steps of all groups, then their zeros unless the grid is symmetric. A
 /// value is code · step + zero, rounded once.
-#[derive(Debug, Clone, Copy)]
-pub struct Grid<const B: usize, C> {
+#[derive(Debug, Clone)]
+pub struct Grid<const B: usize> {
     /// Channels of a group.
     pub group: usize,
     /// The zero in steps, where it isn't stored.
     pub symmetric_zero: Option<f32>,
     /// How steps and zeros are stored.
-    pub scales: C,
+    pub steps: Steps,
 }
 
-impl<const B: usize, C: Steps> Grid<B, C> {
-    const RAMP: [f32; LANES] = ramp(if B < 4 { B } else { 4 });
-
+impl<const B: usize> Grid<B> {
     /// Where a channel's step and zero lie.
     #[inline(always)]
     fn places(&self, dim: usize, channel: usize) -> (usize, usize) {
         let (n_groups, group) = (dim.div_ceil(self.group), channel / self.group);
-        let steps = dim * B / 8;
-        (
-            steps + C::BYTES * group,
-            steps + C::BYTES * (n_groups + group),
-        )
+        let (steps, bytes) = (dim * B / 8, self.steps.bytes());
+        (steps + bytes * group, steps + bytes * (n_groups + group))
     }
 }
 
-// SAFETY: offsets stay inside a row; codes are read four bytes at a time, past whose end scales or, of 3-bit codes, two bytes of
-// scales lie.
+// SAFETY (of all blocks below): the caller's promise, see the trait; offsets stay inside a row, and before steps lie codes.
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "one promise for all: see the trait"
 )]
-unsafe impl<const B: usize, C: Steps> Layout for Grid<B, C> {
+unsafe impl<const B: usize> Layout for Grid<B> {
     const STEP: usize = STEP;
-    type Held<S: Simd> = ([[S::I; 4]; 2], S::F, S::F);
+    type Held<S: Simd> = (Codes<S, B>, S::F, S::F);
 
     fn row_bytes(&self, dim: usize) -> usize {
         let n_groups = dim.div_ceil(self.group);
         let n_numbers = if self.symmetric_zero.is_some() { 1 } else { 2 };
-        dim * B / 8 + n_groups * n_numbers * C::BYTES
+        dim * B / 8 + n_groups * n_numbers * self.steps.bytes()
     }
     fn fits(&self, dim: usize) -> bool {
         dim.is_multiple_of(STEP) && (self.group.is_multiple_of(STEP) || self.group >= dim)
     }
     #[inline(always)]
-    unsafe fn hold<S: Simd>(
-        &self,
-        row: *const u8,
-        rows: Rows<'_>,
-        first: usize,
-    ) -> ([[S::I; 4]; 2], S::F, S::F) {
+    unsafe fn hold<S: Simd>(&self, row: *const u8, rows: Rows<'_>, first: usize) -> Self::Held<S> {
         unsafe {
-            let codes = row.add(first * B / 8);
-            let column = |run: usize| S::load_column(codes.add(run * B), rows.stride);
-            let codes = match B {
-                8 => [
-                    S::columns(codes, rows.stride),
-                    S::columns(codes.add(LANES), rows.stride),
-                ],
-                4 => [S::columns(codes, rows.stride); 2],
-                // Eight codes begin at a whole byte.
-                _ => [[column(0), column(1), column(2), column(3)]; 2],
-            };
             let (step, zero) = self.places(rows.dim, first);
-            let step = self.scales.step_column::<S>(row.add(step), rows.stride);
+            let (step, zero) = (row.add(step), row.add(zero));
+            let step = self.steps.column::<S>(Number::Step, step, rows.stride);
             let zero = match self.symmetric_zero {
                 Some(zero) => S::mul(S::splat(zero), step),
-                None => self.scales.zero_column::<S>(row.add(zero), rows.stride),
+                None => self.steps.column::<S>(Number::Zero, zero, rows.stride),
             };
-            (codes, step, zero)
+            (Codes::load(row.add(first * B / 8), rows.stride), step, zero)
         }
     }
     #[inline(always)]
     unsafe fn channel<S: Simd>(
         &self,
-        (codes, step, zero): &([[S::I; 4]; 2], S::F, S::F),
+        (codes, step, zero): &Self::Held<S>,
         _: usize,
         c: usize,
     ) -> S::F {
-        unsafe {
-            let code = if B == 8 {
-                let code = S::shr_by(codes[c / 16][c % 16 / 4], (8 * (c % 4)) as u32);
-                S::to_f32(S::and(code, 0xff))
-            } else {
-                let code = S::shr_by(codes[0][c / 8], (B * (c % 8)) as u32);
-                S::lookup(S::load(Self::RAMP.as_ptr()), code)
-            };
-            S::fma(code, *step, *zero)
-        }
+        unsafe { S::fma(Codes::<S, B>::number(codes.at(c)), *step, *zero) }
     }
     #[inline(always)]
     unsafe fn values<S: Simd>(&self, row: *const u8, rows: Rows<'_>, first: usize) -> S::F {
         unsafe {
             let (step, zero) = self.places(rows.dim, first);
-            let step = self.scales.step::<S>(row.add(step));
+            let step = self.steps.splat::<S>(Number::Step, row.add(step));
             let zero = match self.symmetric_zero {
                 Some(zero) => S::mul(S::splat(zero), step),
-                None => self.scales.zero::<S>(row.add(zero)),
+                None => self.steps.splat::<S>(Number::Zero, row.add(zero)),
             };
-            let codes = row.add(first * B / 8);
-            if B == 8 {
-                return S::fma(S::to_f32(S::load_u8(codes)), step, zero);
-            }
-            let table = S::fma(S::load(Self::RAMP.as_ptr()), step, zero);
-            S::lookup(table, S::load_codes::<B>(codes))
+            let codes = Codes::<S, B>::of_row(row.add(first * B / 8));
+            S::fma(Codes::<S, B>::number(codes), step, zero)
         }
     }
 }
 
-/// 4-bit codes of rows whose channels have a step and a zero each: what they are lies beside the rows.
+/// Codes of B bits of rows whose channels have a step and a zero each, which lie beside the rows. A value is
+/// code · step + zero, rounded once.
 #[derive(Debug, Clone, Copy)]
-pub struct ChannelNibbles<'a> {
-    /// The values of all codes of each channel, `[dim][16]`; for scores.
+pub struct ByChannel<'a, const B: usize> {
+    /// The values of all codes of each channel, `[dim][16]`; for scores of codes below 16.
     tables: &'a [f32],
-    /// `[dim]`, both; for weighted sums.
+    /// `[dim]`, both.
     grid: (&'a [f32], &'a [f32]),
 }
 
-impl<'a> ChannelNibbles<'a> {
-    /// From steps and zeros by channel; `tables` is working memory.
+impl<'a, const B: usize> ByChannel<'a, B> {
+    /// From steps and zeros by channel; `tables` is working memory. Without it rows can be summed, but not scored.
     ///
     /// # Panics
     /// When `zeros` is shorter than `steps`.
-    pub fn for_scores(steps: &[f32], zeros: &[f32], tables: &'a mut Vec<f32>) -> Self {
+    pub fn new(steps: &'a [f32], zeros: &'a [f32], tables: Option<&'a mut Vec<f32>>) -> Self {
+        let grid = (steps, &zeros[..steps.len()]);
+        let Some(tables) = tables.filter(|_| B < 8) else {
+            return Self { tables: &[], grid };
+        };
         let n = steps.len() * LANES;
         tables.reserve_exact(n.saturating_sub(tables.len()));
         tables.resize(n, 0.0);
-        fill(steps, &zeros[..steps.len()], tables);
-        Self {
-            tables,
-            grid: (&[], &[]),
-        }
-    }
-
-    /// From steps and zeros by channel.
-    ///
-    /// # Panics
-    /// When `zeros` is shorter than `steps`.
-    pub fn for_sums(steps: &'a [f32], zeros: &'a [f32]) -> Self {
-        Self {
-            tables: &[],
-            grid: (steps, &zeros[..steps.len()]),
-        }
+        fill(const { &ramp::<B>() }, grid.0, grid.1, tables);
+        Self { tables, grid }
     }
 }
 
 simd_kernel! {
-    fn fill(steps: &[f32], zeros: &[f32], tables: &mut [f32]) = fill_body;
+    fn fill(ramp: &[f32; LANES], steps: &[f32], zeros: &[f32], tables: &mut [f32]) = fill_body;
 }
 
 /// # Safety
 /// The instruction set of `S` is there.
 #[inline(always)]
-unsafe fn fill_body<S: Simd>(steps: &[f32], zeros: &[f32], tables: &mut [f32]) {
-    const RAMP: [f32; LANES] = ramp(4);
+unsafe fn fill_body<S: Simd>(
+    ramp: &[f32; LANES],
+    steps: &[f32],
+    zeros: &[f32],
+    tables: &mut [f32],
+) {
     let (tables, _) = tables.as_chunks_mut::<LANES>();
     for ((table, &step), &zero) in tables.iter_mut().zip(steps).zip(zeros) {
         // SAFETY: a table has 16 entries; the caller's promise.
         unsafe {
-            let values = S::fma(S::load(RAMP.as_ptr()), S::splat(step), S::splat(zero));
+            let values = S::fma(S::load(ramp.as_ptr()), S::splat(step), S::splat(zero));
             S::store(table.as_mut_ptr(), values);
         }
     }
@@ -190,39 +238,41 @@ unsafe fn fill_body<S: Simd>(steps: &[f32], zeros: &[f32], tables: &mut [f32]) {
     reason = "one promise for all: see the trait"
 )]
 // SAFETY: offsets stay inside a row; the tables have an entry for each channel, or a kernel that needs them is never run.
-unsafe impl Layout for ChannelNibbles<'_> {
+unsafe impl<const B: usize> Layout for ByChannel<'_, B> {
     const STEP: usize = STEP;
-    type Held<S: Simd> = [S::I; 4];
+    type Held<S: Simd> = Codes<S, B>;
 
     fn row_bytes(&self, dim: usize) -> usize {
-        dim / 2
+        dim * B / 8
     }
     fn fits(&self, dim: usize) -> bool {
         dim.is_multiple_of(STEP)
     }
     #[inline(always)]
-    unsafe fn hold<S: Simd>(&self, row: *const u8, rows: Rows<'_>, first: usize) -> [S::I; 4] {
-        // One check for a step's tables.
-        assert!(self.tables.len() >= (first + STEP) * LANES);
-        unsafe { S::columns(row.add(first / 2), rows.stride) }
+    unsafe fn hold<S: Simd>(&self, row: *const u8, rows: Rows<'_>, first: usize) -> Codes<S, B> {
+        // One check for a step's channels.
+        let (n_values, n_channels) = (self.tables.len(), self.grid.0.len());
+        assert!(n_channels >= first + STEP && (B == 8 || n_values >= (first + STEP) * LANES));
+        unsafe { Codes::load(row.add(first * B / 8), rows.stride) }
     }
     #[inline(always)]
-    unsafe fn channel<S: Simd>(&self, codes: &[S::I; 4], first: usize, c: usize) -> S::F {
+    unsafe fn channel<S: Simd>(&self, codes: &Codes<S, B>, first: usize, c: usize) -> S::F {
         unsafe {
-            let code = S::shr_by(codes[c / 8], (4 * (c % 8)) as u32);
-            S::lookup(S::load(self.tables.as_ptr().add((first + c) * LANES)), code)
+            let (code, c) = (codes.at(c), first + c);
+            if B < 8 {
+                return S::lookup(S::load(self.tables.as_ptr().add(c * LANES)), code);
+            }
+            let (steps, zeros) = (self.grid.0.as_ptr(), self.grid.1.as_ptr());
+            let (step, zero) = (S::splat(*steps.add(c)), S::splat(*zeros.add(c)));
+            S::fma(Codes::<S, B>::number(code), step, zero)
         }
     }
     #[inline(always)]
     unsafe fn values<S: Simd>(&self, row: *const u8, _: Rows<'_>, first: usize) -> S::F {
-        const RAMP: [f32; LANES] = ramp(4);
         let (steps, zeros) = self.grid;
         let (steps, zeros) = (&steps[first..first + LANES], &zeros[first..first + LANES]);
         unsafe {
-            let code = S::lookup(
-                S::load(RAMP.as_ptr()),
-                S::load_codes::<4>(row.add(first / 2)),
-            );
+            let code = Codes::<S, B>::number(Codes::<S, B>::of_row(row.add(first * B / 8)));
             S::fma(code, S::load(steps.as_ptr()), S::load(zeros.as_ptr()))
         }
     }

@@ -25,9 +25,9 @@ mod unpack;
 
 pub use blocks::{Bytes, Half, HalfAndMin, Nibbles, Power};
 pub use floats::{Float8, Nvfp4};
-pub use grid::{ChannelNibbles, Grid};
+pub use grid::{ByChannel, Grid};
 pub use plain::{Bf16, F16, F32};
-pub use steps::{ByteSteps, Halves, Steps};
+pub use steps::Steps;
 pub use turn::{PairLayout, Turn};
 
 use super::gemm::{Mat, MatMut};

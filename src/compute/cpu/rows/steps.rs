@@ -4,60 +4,73 @@
 
 use crate::compute::cpu::simd::{LANES, Simd};
 
-/// How steps and zeros are stored.
-///
-/// # Safety
-/// For all methods: the instruction set of `S` is there, and `p` names a step or a zero (of one in each of 16 rows,
-/// `stride` bytes apart, in the columns) of which [`Steps::BYTES`] bytes may be read.
-#[allow(clippy::missing_safety_doc, reason = "one promise for all: see above")]
-pub unsafe trait Steps: Send + Sync {
-    /// Bytes of one.
-    const BYTES: usize;
-    /// The steps of 16 rows.
-    unsafe fn step_column<S: Simd>(&self, p: *const u8, stride: usize) -> S::F;
-    /// The zeros of 16 rows.
-    unsafe fn zero_column<S: Simd>(&self, p: *const u8, stride: usize) -> S::F;
-    /// A step in every lane.
-    unsafe fn step<S: Simd>(&self, p: *const u8) -> S::F;
-    /// A zero in every lane.
-    unsafe fn zero<S: Simd>(&self, p: *const u8) -> S::F;
-}
-
-/// Halves.
-#[derive(Debug, Clone, Copy)]
-pub struct Halves;
-
-/// A byte each, which stands for an entry of a table.
+/// How steps and zeros are stored. One type with all ways, not one type each: they are read once for many codes, and each
+/// type would be another set of kernels.
 #[derive(Debug, Clone)]
-pub struct ByteSteps {
-    /// The step that each byte stands for.
-    pub steps: Box<[f32; 256]>,
-    /// The zero that each byte stands for.
-    pub zeros: Box<[f32; 256]>,
+pub enum Steps {
+    /// Halves.
+    F16,
+    /// The upper halves of singles.
+    Bf16,
+    /// A byte each, which stands for an entry of a table: the step of each byte, and the zero of each.
+    Bytes(Box<[[f32; 256]; 2]>),
 }
 
-#[allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "one promise for all: see the trait"
-)]
-// SAFETY (of all blocks below): the caller's promise, see the traits.
-unsafe impl Steps for Halves {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn step_column<S: Simd>(&self, p: *const u8, stride: usize) -> S::F {
-        unsafe { S::load_f16_column(p, stride) }
+/// One of the two numbers of a group.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Number {
+    Step = 0,
+    Zero = 1,
+}
+
+impl Steps {
+    /// Bytes of one.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Steps::F16 | Steps::Bf16 => 2,
+            Steps::Bytes(_) => 1,
+        }
     }
+
+    /// A number of each of 16 rows.
+    ///
+    /// # Safety
+    /// The instruction set of `S` is there; `p` names a number in the first of 16 rows, `stride` bytes apart, that may be
+    /// read, and so may the two bytes before it.
     #[inline(always)]
-    unsafe fn zero_column<S: Simd>(&self, p: *const u8, stride: usize) -> S::F {
-        unsafe { S::load_f16_column(p, stride) }
+    pub(super) unsafe fn column<S: Simd>(
+        &self,
+        number: Number,
+        p: *const u8,
+        stride: usize,
+    ) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Steps::F16 => S::load_f16_column(p, stride),
+                Steps::Bf16 => S::from_bits(S::and(S::load_column(p.sub(2), stride), 0xffff_0000)),
+                Steps::Bytes(tables) => entries::<S>(&tables[number as usize], p, stride),
+            }
+        }
     }
+
+    /// A number in every lane.
+    ///
+    /// # Safety
+    /// The instruction set of `S` is there; `p` names a number that may be read.
     #[inline(always)]
-    unsafe fn step<S: Simd>(&self, p: *const u8) -> S::F {
-        unsafe { S::splat_f16(p) }
-    }
-    #[inline(always)]
-    unsafe fn zero<S: Simd>(&self, p: *const u8) -> S::F {
-        unsafe { S::splat_f16(p) }
+    pub(super) unsafe fn splat<S: Simd>(&self, number: Number, p: *const u8) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Steps::F16 => S::splat_f16(p),
+                Steps::Bf16 => {
+                    let bits = p.cast::<u16>().read_unaligned().to_le();
+                    S::splat(f32::from_bits(u32::from(bits) << 16))
+                }
+                Steps::Bytes(tables) => S::splat(tables[number as usize][usize::from(*p)]),
+            }
+        }
     }
 }
 
@@ -74,29 +87,4 @@ unsafe fn entries<S: Simd>(table: &[f32; 256], p: *const u8, stride: usize) -> S
     }
     // SAFETY: the column has 16 entries.
     unsafe { S::load(column.as_ptr()) }
-}
-
-#[allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "one promise for all: see the trait"
-)]
-// SAFETY: as above.
-unsafe impl Steps for ByteSteps {
-    const BYTES: usize = 1;
-    #[inline(always)]
-    unsafe fn step_column<S: Simd>(&self, p: *const u8, stride: usize) -> S::F {
-        unsafe { entries::<S>(&self.steps, p, stride) }
-    }
-    #[inline(always)]
-    unsafe fn zero_column<S: Simd>(&self, p: *const u8, stride: usize) -> S::F {
-        unsafe { entries::<S>(&self.zeros, p, stride) }
-    }
-    #[inline(always)]
-    unsafe fn step<S: Simd>(&self, p: *const u8) -> S::F {
-        unsafe { S::splat(self.steps[usize::from(*p)]) }
-    }
-    #[inline(always)]
-    unsafe fn zero<S: Simd>(&self, p: *const u8) -> S::F {
-        unsafe { S::splat(self.zeros[usize::from(*p)]) }
-    }
 }

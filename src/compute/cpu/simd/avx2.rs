@@ -163,8 +163,10 @@ impl Simd for Avx2 {
                 _mm256_set1_epi32(B as i32),
             );
             let low = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
-            let high = _mm256_set1_epi32(p.add(B).cast::<i32>().read_unaligned());
-            [_mm256_srlv_epi32(low, by), _mm256_srlv_epi32(high, by)]
+            let high = _mm256_set1_epi32(p.add(2 * B - 4).cast::<i32>().read_unaligned());
+            // The second word ends with the codes: it begins 4 − B bytes before those that it is read for.
+            let later = _mm256_add_epi32(by, _mm256_set1_epi32(8 * (4 - B as i32)));
+            [_mm256_srlv_epi32(low, by), _mm256_srlv_epi32(high, later)]
         }
     }
     #[inline(always)]

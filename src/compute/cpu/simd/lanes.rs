@@ -116,8 +116,10 @@ impl Simd for Lanes {
     #[inline(always)]
     unsafe fn load_codes<const B: usize>(p: *const u8) -> Self::I {
         // SAFETY: see above.
-        let words = [0, B].map(|at| u32::from_le_bytes(unsafe { bytes(p.add(at)) }));
-        each(|i| words[i / 8] >> (B * (i % 8)))
+        let word = |at| u32::from_le_bytes(unsafe { bytes(p.add(at)) });
+        let words = [word(0), word(2 * B - 4)];
+        // The second word ends with the codes: it begins 4 − B bytes before those that it is read for.
+        each(|i| words[i / 8] >> (B * (i % 8) + i / 8 * 8 * (4 - B)))
     }
     #[inline(always)]
     unsafe fn shr_by(i: Self::I, n: u32) -> Self::I {

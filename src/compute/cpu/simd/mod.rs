@@ -76,8 +76,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn columns(p: *const u8, stride: usize) -> [Self::I; 4];
     /// Eight consecutive halves of each of 16 rows, `stride` bytes apart: vector j holds half j of every row.
     unsafe fn f16_columns(p: *const u8, stride: usize) -> [Self::F; 8];
-    /// 16 codes of B bits, B at most 4, of a stream that starts at `p` with the least significant bit, in the low bits of
-    /// the lanes; what stands above them is not defined. Reads B + 4 bytes.
+    /// 16 codes of B bits, B from 2 to 4, of a stream that starts at `p` with the least significant bit, in the low bits of
+    /// the lanes; what stands above them is not defined. Reads the 2·B bytes that they take.
     unsafe fn load_codes<const B: usize>(p: *const u8) -> Self::I;
     /// i >> n. Best where n is known after inlining.
     unsafe fn shr_by(i: Self::I, n: u32) -> Self::I;

@@ -144,10 +144,15 @@ impl Simd for Avx512 {
     unsafe fn load_codes<const B: usize>(p: *const u8) -> __m512i {
         unsafe {
             let word = |at: usize| p.add(at).cast::<i32>().read_unaligned();
+            let (first, second) = (word(0), word(2 * B - 4));
             let words =
-                _mm512_inserti64x4::<1>(_mm512_set1_epi32(word(0)), _mm256_set1_epi32(word(B)));
+                _mm512_inserti64x4::<1>(_mm512_set1_epi32(first), _mm256_set1_epi32(second));
             let by = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
-            _mm512_srlv_epi32(words, _mm512_mullo_epi32(by, _mm512_set1_epi32(B as i32)))
+            let by = _mm512_mullo_epi32(by, _mm512_set1_epi32(B as i32));
+            // The second word ends with the codes: it begins 4 − B bytes before those that it is read for.
+            let early = _mm256_set1_epi32(8 * (4 - B as i32));
+            let early = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), early);
+            _mm512_srlv_epi32(words, _mm512_add_epi32(by, early))
         }
     }
     #[inline(always)]
