@@ -7,6 +7,7 @@
 use statrs::function::beta::{beta, beta_reg};
 
 use super::bits::{self, RUN};
+use crate::compute::cpu::levels as vectors;
 use crate::compute::cpu::vector::multiversion;
 
 /// Codes have at most this many bits.
@@ -28,7 +29,8 @@ impl Levels {
     /// From 2^bits levels in ascending order.
     pub fn new(ascending: &[f64]) -> Self {
         let (mut level, mut border) = ([0.0; MAX_LEVELS], [f32::INFINITY; MAX_LEVELS - 1]);
-        for (l, x) in level.iter_mut().zip(ascending) {
+        // They repeat, so that what stands above a code's bits does not count.
+        for (l, x) in level.iter_mut().zip(ascending.iter().cycle()) {
             *l = *x as f32;
         }
         for (b, pair) in border.iter_mut().zip(ascending.windows(2)) {
@@ -64,9 +66,16 @@ multiversion! {
     pub(super) fn nearest(levels: &Levels, x: &[f32], codes: &mut [u8]) = nearest_body;
 }
 
-multiversion! {
-    /// Decodes a stream of bits to levels times `scale`.
-    pub(super) fn look_up(levels: &Levels, codes: &[u8], scale: f32, x: &mut [f32]) = look_up_body;
+/// Decodes a stream of bits to levels times `scale`.
+pub(super) fn look_up(levels: &Levels, codes: &[u8], scale: f32, x: &mut [f32]) {
+    let n = vectors::look_up(levels.bits, &levels.level, codes, scale, x);
+    let (codes, x) = (&codes[n / 8 * levels.bits..], &mut x[n..]);
+    match levels.bits {
+        1 => look_up_in::<1>(levels, codes, scale, x),
+        2 => look_up_in::<2>(levels, codes, scale, x),
+        3 => look_up_in::<3>(levels, codes, scale, x),
+        _ => look_up_in::<4>(levels, codes, scale, x),
+    }
 }
 
 #[inline(always)]
@@ -92,17 +101,6 @@ fn nearest_of<const B: usize>(levels: &Levels, x: &[f32], codes: &mut [u8]) {
     }
 }
 
-#[inline(always)]
-fn look_up_body(levels: &Levels, codes: &[u8], scale: f32, x: &mut [f32]) {
-    match levels.bits {
-        1 => look_up_in::<1>(levels, codes, scale, x),
-        2 => look_up_in::<2>(levels, codes, scale, x),
-        3 => look_up_in::<3>(levels, codes, scale, x),
-        _ => look_up_in::<4>(levels, codes, scale, x),
-    }
-}
-
-#[inline(always)]
 fn look_up_in<const B: usize>(levels: &Levels, codes: &[u8], scale: f32, x: &mut [f32]) {
     for (x, codes) in x.chunks_mut(RUN).zip(codes.chunks(B)) {
         let q = bits::unpack::<B>(&bits::last(codes));
@@ -194,6 +192,8 @@ fn settle(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::encode::bits::stream_bytes;
+    use crate::compute::cpu::dispatch;
 
     #[test]
     fn a_sphere_s_levels_have_the_published_distortions() {
@@ -242,6 +242,28 @@ mod tests {
         assert_eq!(sphere(1, 2)[3], 1.0);
         let circle = sphere(2, 4);
         assert!(circle.windows(2).all(|p| p[0] < p[1]) && circle[15] < 2f64.sqrt());
+    }
+
+    #[test]
+    fn vectors_look_up_what_the_plain_loop_does() {
+        for bits in 1..=4 {
+            let levels = Levels::new(&sphere(64, bits));
+            for n in [7, 16, 33, 64] {
+                let codes: Vec<u8> = (0..stream_bytes(n, bits))
+                    .map(|i| (i * 151) as u8)
+                    .collect();
+                let code = |i: usize| {
+                    let bit = |b: usize| u32::from(codes[b / 8]) >> (b % 8) & 1;
+                    (0..bits).map(|j| bit(bits * i + j) << j).sum()
+                };
+                let want: Vec<f32> = (0..n).map(|i| levels.level(code(i)) * 0.3).collect();
+                for level in dispatch::tests::levels() {
+                    let mut x = vec![f32::NAN; n];
+                    dispatch::tests::at(level, || look_up(&levels, &codes, 0.3, &mut x));
+                    assert_eq!(x, want, "{n} codes of {bits} bits, {level:?}");
+                }
+            }
+        }
     }
 
     #[test]

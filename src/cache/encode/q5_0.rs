@@ -14,6 +14,7 @@ use half::f16;
 use super::super::stage::{Codec, Kind, Stage, StageDef, Tolerance, never};
 use super::blocks::{self, Block};
 use super::fifth_bits;
+use crate::compute::cpu::rows;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -35,7 +36,9 @@ const BLOCK_BYTES: usize = 2 + fifth_bits::BYTES;
 #[derive(Debug, Clone, Copy)]
 pub struct Q5_0;
 
-blocks::block_codec!(Q5_0, BLOCK, BLOCK_BYTES, 2, None);
+static KERNEL: rows::Fives<rows::Half, 16> = rows::Fives { scale: rows::Half };
+
+blocks::block_codec!(Q5_0, BLOCK, BLOCK_BYTES, 2, Some(&KERNEL));
 
 impl Block<BLOCK, BLOCK_BYTES> for Q5_0 {
     #[inline(always)]

@@ -13,6 +13,7 @@ use half::f16;
 use super::super::stage::{Codec, Kind, Stage, StageDef, Tolerance, never};
 use super::blocks::{self, Block};
 use super::fifth_bits;
+use crate::compute::cpu::rows;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -34,7 +35,11 @@ const BLOCK_BYTES: usize = 4 + fifth_bits::BYTES;
 #[derive(Debug, Clone, Copy)]
 pub struct Q5_1;
 
-blocks::block_codec!(Q5_1, BLOCK, BLOCK_BYTES, 4, None);
+static KERNEL: rows::Fives<rows::HalfAndMin, 0> = rows::Fives {
+    scale: rows::HalfAndMin,
+};
+
+blocks::block_codec!(Q5_1, BLOCK, BLOCK_BYTES, 4, Some(&KERNEL));
 
 impl Block<BLOCK, BLOCK_BYTES> for Q5_1 {
     #[inline(always)]

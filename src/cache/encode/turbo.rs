@@ -32,7 +32,8 @@ use super::super::stage::{
 };
 use super::bits::stream_bytes;
 use super::levels::{self, Levels, look_up, nearest};
-use crate::compute::cpu::vector::{axpy_rows, dot_rows};
+use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
+use crate::compute::cpu::vector::dot_rows;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -64,6 +65,9 @@ pub const DEF: StageDef = StageDef {
     tolerance: Tolerance::RelativeL2(0.5),
     build,
 };
+
+/// Rows that are rotated back by one product: enough for whole tiles, few enough to stay in a first-level cache.
+const TURNED_TOGETHER: usize = 24;
 
 /// The codec of rows of one number of channels.
 #[derive(Debug, Clone)]
@@ -103,6 +107,18 @@ impl Turbo {
             let n = dim.div_ceil(2);
             (n, stream_bytes(n, first.bits))
         })
+    }
+
+    /// A stored row's coordinates, still rotated, `[dim]`.
+    fn coordinates(&self, bytes: &[u8], z: &mut [f32]) {
+        let (codes, scale) = bytes.split_at(bytes.len() - 2);
+        let scale = f16::from_le_bytes([scale[0], scale[1]]).to_f32() / (z.len() as f32).sqrt();
+        let (n, first_bytes) = self.split(z.len());
+        let (first, second) = codes.split_at(first_bytes);
+        if let Some(levels) = &self.first {
+            look_up(levels, first, scale, &mut z[..n]);
+        }
+        look_up(&self.levels, second, scale, &mut z[n..]);
     }
 
     /// Both streams of a row: levels, coordinates, and how many bytes they take.
@@ -149,19 +165,21 @@ impl RowCodec for Turbo {
     }
 
     fn decode_rows(&self, bytes: &[u8], dim: usize, rows: &mut [f32]) {
-        let mut z = vec![0.0; dim];
-        let (n, first_bytes) = self.split(dim);
-        let stored = bytes.chunks_exact(self.row_bytes(dim));
-        for (b, row) in stored.zip(rows.chunks_exact_mut(dim)) {
-            let (codes, scale) = b.split_at(b.len() - 2);
-            let scale = f16::from_le_bytes([scale[0], scale[1]]).to_f32() / (dim as f32).sqrt();
-            let (first, second) = codes.split_at(first_bytes);
-            if let Some(levels) = &self.first {
-                look_up(levels, first, scale, &mut z[..n]);
+        let mut z = vec![0.0; dim * TURNED_TOGETHER.min(rows.len() / dim)];
+        let stored = bytes.chunks(self.row_bytes(dim) * TURNED_TOGETHER);
+        for (bytes, rows) in stored.zip(rows.chunks_mut(dim * TURNED_TOGETHER)) {
+            let stored = bytes.chunks_exact(self.row_bytes(dim));
+            for (bytes, z) in stored.zip(z.chunks_exact_mut(dim)) {
+                self.coordinates(bytes, z);
             }
-            look_up(&self.levels, second, scale, &mut z[n..]);
-            row.fill(0.0);
-            axpy_rows(&z, &self.rotation, row);
+            let dims = Dims {
+                m: rows.len() / dim,
+                n: dim,
+                k: dim,
+            };
+            let (data, stride) = (rows, dim);
+            let [z, rotation] = [&z, &self.rotation].map(|data| Mat { data, stride });
+            gemm(dims, z, rotation, MatMut { data, stride });
         }
     }
 

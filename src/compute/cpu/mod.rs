@@ -8,6 +8,7 @@ pub mod dispatch;
 mod dot;
 pub mod gemm;
 mod int_dot;
+pub mod levels;
 pub mod linear;
 pub mod rows;
 pub mod simd;

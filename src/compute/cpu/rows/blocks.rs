@@ -30,7 +30,7 @@ pub unsafe trait Scale: Copy + Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub struct Half;
 
-/// d and m as f16: level · d + m. The product of a half and a level of 4 bits is exact, so the sum rounds alone.
+/// d and m as f16: level · d + m. The product of a half and a level of 4 or 5 bits is exact, so the sum rounds alone.
 #[derive(Debug, Clone, Copy)]
 pub struct HalfAndMin;
 
@@ -183,6 +183,90 @@ unsafe impl<C: Scale> Layout for Nibbles<C> {
             };
             let scale = C::splat::<S>(block);
             S::lookup(C::apply::<S>(S::load(self.levels.as_ptr()), scale), codes)
+        }
+    }
+}
+
+/// 5-bit codes: a word of their fifth bits, channel j's the j-th, then [`Nibbles`] of the others. A level is code − ZERO.
+#[derive(Debug, Clone, Copy)]
+pub struct Fives<C, const ZERO: u32> {
+    /// What stands before the codes.
+    pub scale: C,
+}
+
+impl<C: Scale, const ZERO: u32> Fives<C, ZERO> {
+    const BYTES: usize = C::BYTES + 4 + BLOCK / 2;
+
+    /// Values of codes, of which 4 bits lie at the bottom of `low` and one at bit 4 of `high`.
+    ///
+    /// # Safety
+    /// The instruction set of `S` is there.
+    #[inline(always)]
+    unsafe fn value<S: Simd>(low: S::I, high: S::I, scale: C::Lanes<S>) -> S::F {
+        unsafe {
+            let code = S::to_f32(S::or(S::and(low, 15), S::and(high, 16)));
+            if ZERO == 0 {
+                return C::apply::<S>(code, scale);
+            }
+            C::apply::<S>(S::sub(code, S::splat(ZERO as f32)), scale)
+        }
+    }
+}
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one promise for all: see the trait"
+)]
+// SAFETY: offsets stay inside a row.
+unsafe impl<C: Scale, const ZERO: u32> Layout for Fives<C, ZERO> {
+    const STEP: usize = BLOCK;
+    type Held<S: Simd> = ([S::I; 4], S::I, C::Lanes<S>);
+
+    fn row_bytes(&self, dim: usize) -> usize {
+        dim.div_ceil(BLOCK) * Self::BYTES
+    }
+    #[inline(always)]
+    unsafe fn hold<S: Simd>(&self, row: *const u8, rows: Rows<'_>, first: usize) -> Self::Held<S> {
+        unsafe {
+            let block = row.add(first / BLOCK * Self::BYTES);
+            let bits = block.add(C::BYTES);
+            (
+                S::columns(bits.add(4), rows.stride),
+                S::load_column(bits, rows.stride),
+                C::column::<S>(block, rows.stride),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn channel<S: Simd>(
+        &self,
+        (codes, bits, scale): &Self::Held<S>,
+        _: usize,
+        c: usize,
+    ) -> S::F {
+        unsafe {
+            let shift = 8 * (c % 4) + 4 * (c / 16);
+            let high = if c < 4 {
+                S::shl_by(*bits, 4 - c as u32)
+            } else {
+                S::shr_by(*bits, c as u32 - 4)
+            };
+            Self::value::<S>(S::shr_by(codes[c % 16 / 4], shift as u32), high, *scale)
+        }
+    }
+    #[inline(always)]
+    unsafe fn values<S: Simd>(&self, row: *const u8, _: Rows<'_>, first: usize) -> S::F {
+        unsafe {
+            let block = row.add(first / BLOCK * Self::BYTES);
+            let bits = block.add(C::BYTES);
+            let codes = S::load_u8(bits.add(4));
+            let codes = if first % BLOCK < LANES {
+                codes
+            } else {
+                S::shr::<4>(codes)
+            };
+            let high = S::load_codes::<1>(bits.add(first % BLOCK / 8));
+            Self::value::<S>(codes, S::shl::<4>(high), C::splat::<S>(block))
         }
     }
 }

@@ -23,7 +23,7 @@ mod sums;
 mod turn;
 mod unpack;
 
-pub use blocks::{Bytes, Half, HalfAndMin, Nibbles, Power};
+pub use blocks::{Bytes, Fives, Half, HalfAndMin, Nibbles, Power};
 pub use floats::{Float8, Nvfp4};
 pub use grid::{ByChannel, Grid};
 pub use plain::{Bf16, F16, F32};

@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::x86::halves;
-use super::{LANES, Simd};
+use super::{LANES, Simd, code_words};
 
 /// AVX2, FMA and F16C: lanes 0 to 7 and 8 to 15.
 #[derive(Debug, Clone, Copy)]
@@ -162,11 +162,12 @@ impl Simd for Avx2 {
                 _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
                 _mm256_set1_epi32(B as i32),
             );
-            let low = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
-            let high = _mm256_set1_epi32(p.add(2 * B - 4).cast::<i32>().read_unaligned());
-            // The second word ends with the codes: it begins 4 − B bytes before those that it is read for.
-            let later = _mm256_add_epi32(by, _mm256_set1_epi32(8 * (4 - B as i32)));
-            [_mm256_srlv_epi32(low, by), _mm256_srlv_epi32(high, later)]
+            let ([first, second], early) = code_words::<B>(p);
+            let later = _mm256_add_epi32(by, _mm256_set1_epi32(early.cast_signed()));
+            [
+                _mm256_srlv_epi32(_mm256_set1_epi32(first.cast_signed()), by),
+                _mm256_srlv_epi32(_mm256_set1_epi32(second.cast_signed()), later),
+            ]
         }
     }
     #[inline(always)]
@@ -215,6 +216,10 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn to_f32(i: Self::I) -> Self::F {
         unsafe { [_mm256_cvtepi32_ps(i[0]), _mm256_cvtepi32_ps(i[1])] }
+    }
+    #[inline(always)]
+    unsafe fn or(a: Self::I, b: Self::I) -> Self::I {
+        unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
     }
     #[inline(always)]
     unsafe fn and(i: Self::I, mask: u32) -> Self::I {

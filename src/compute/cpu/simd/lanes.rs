@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{LANES, Simd};
+use super::{LANES, Simd, code_words};
 use crate::compute::cpu::vector::sum_lanes;
 
 /// Plain code.
@@ -116,10 +116,8 @@ impl Simd for Lanes {
     #[inline(always)]
     unsafe fn load_codes<const B: usize>(p: *const u8) -> Self::I {
         // SAFETY: see above.
-        let word = |at| u32::from_le_bytes(unsafe { bytes(p.add(at)) });
-        let words = [word(0), word(2 * B - 4)];
-        // The second word ends with the codes: it begins 4 − B bytes before those that it is read for.
-        each(|i| words[i / 8] >> (B * (i % 8) + i / 8 * 8 * (4 - B)))
+        let (words, early) = unsafe { code_words::<B>(p) };
+        each(|i| words[i / 8] >> ((B * (i % 8)) as u32 + early * (i / 8) as u32))
     }
     #[inline(always)]
     unsafe fn shr_by(i: Self::I, n: u32) -> Self::I {
@@ -152,6 +150,10 @@ impl Simd for Lanes {
     #[inline(always)]
     unsafe fn to_f32(i: Self::I) -> Self::F {
         i.map(|i| i.cast_signed() as f32)
+    }
+    #[inline(always)]
+    unsafe fn or(a: Self::I, b: Self::I) -> Self::I {
+        each(|i| a[i] | b[i])
     }
     #[inline(always)]
     unsafe fn and(i: Self::I, mask: u32) -> Self::I {

@@ -76,7 +76,7 @@ pub trait Simd: Copy + 'static {
     unsafe fn columns(p: *const u8, stride: usize) -> [Self::I; 4];
     /// Eight consecutive halves of each of 16 rows, `stride` bytes apart: vector j holds half j of every row.
     unsafe fn f16_columns(p: *const u8, stride: usize) -> [Self::F; 8];
-    /// 16 codes of B bits, B from 2 to 4, of a stream that starts at `p` with the least significant bit, in the low bits of
+    /// 16 codes of B bits, B at most 4, of a stream that starts at `p` with the least significant bit, in the low bits of
     /// the lanes; what stands above them is not defined. Reads the 2·B bytes that they take.
     unsafe fn load_codes<const B: usize>(p: *const u8) -> Self::I;
     /// i >> n. Best where n is known after inlining.
@@ -95,12 +95,33 @@ pub trait Simd: Copy + 'static {
     unsafe fn from_bits(i: Self::I) -> Self::F;
     /// Signed integers as numbers.
     unsafe fn to_f32(i: Self::I) -> Self::F;
+    /// a | b.
+    unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
     /// i & mask.
     unsafe fn and(i: Self::I, mask: u32) -> Self::I;
     /// i << N.
     unsafe fn shl<const N: u32>(i: Self::I) -> Self::I;
     /// The tree of [`super::vector::sum_lanes`] over each of 16 vectors: lane 4·i + j is the sum of vector 4·j + i.
     unsafe fn sums(x: &[Self::F; LANES]) -> Self::F;
+}
+
+/// Two words that hold the first and the last 8 of 16 codes of B bits, and how far into the second its codes begin.
+///
+/// # Safety
+/// 2·B bytes at `p` may be read.
+#[inline(always)]
+unsafe fn code_words<const B: usize>(p: *const u8) -> ([u32; 2], u32) {
+    // SAFETY: the caller's promise. The second word ends with the codes, so that nothing past them is read.
+    unsafe {
+        if B == 1 {
+            let word = u16::from_le_bytes(p.cast::<[u8; 2]>().read_unaligned());
+            return ([word.into(); 2], 8);
+        }
+        let first = p.cast::<[u8; 4]>().read_unaligned();
+        let second = p.add(2 * B - 4).cast::<[u8; 4]>().read_unaligned();
+        let words = [u32::from_le_bytes(first), u32::from_le_bytes(second)];
+        (words, 8 * (4 - B as u32))
+    }
 }
 
 /// Defines a function that runs a `#[inline(always)] unsafe fn body<S: Simd, …>` at the machine's level.

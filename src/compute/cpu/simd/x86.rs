@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{LANES, Simd};
+use super::{LANES, Simd, code_words};
 
 /// AVX-512 F, VL, BW and DQ.
 #[derive(Debug, Clone, Copy)]
@@ -143,14 +143,12 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_codes<const B: usize>(p: *const u8) -> __m512i {
         unsafe {
-            let word = |at: usize| p.add(at).cast::<i32>().read_unaligned();
-            let (first, second) = (word(0), word(2 * B - 4));
-            let words =
-                _mm512_inserti64x4::<1>(_mm512_set1_epi32(first), _mm256_set1_epi32(second));
+            let ([first, second], early) = code_words::<B>(p);
+            let first = _mm512_set1_epi32(first.cast_signed());
+            let words = _mm512_inserti64x4::<1>(first, _mm256_set1_epi32(second.cast_signed()));
             let by = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
             let by = _mm512_mullo_epi32(by, _mm512_set1_epi32(B as i32));
-            // The second word ends with the codes: it begins 4 − B bytes before those that it is read for.
-            let early = _mm256_set1_epi32(8 * (4 - B as i32));
+            let early = _mm256_set1_epi32(early.cast_signed());
             let early = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), early);
             _mm512_srlv_epi32(words, _mm512_add_epi32(by, early))
         }
@@ -186,6 +184,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn to_f32(i: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(i) }
+    }
+    #[inline(always)]
+    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(a, b) }
     }
     #[inline(always)]
     unsafe fn and(i: __m512i, mask: u32) -> __m512i {
