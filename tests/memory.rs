@@ -1,9 +1,11 @@
-//! Reported bytes against an allocator that counts: what a cache holds on the heap is what its report adds up to.
+//! Reported bytes against an allocator that counts: what a cache holds on the heap is what its report adds up to, and what
+//! the work around it takes at most stays small beside it.
 //!
 //! Invariant: allocations are counted as asked for (the allocator's own rounding belongs to no cache); everything but the
 //! cache is made before the first count or dropped before the second one.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -14,21 +16,33 @@ use kvlab::cache::{
     Admission, Batch, Continuation, Geometry, KvCache, LayerGeometry, Materials, Rows, SeqId,
     StagedCache,
 };
+use kvlab::compute::cpu::Cpu;
+use kvlab::engine::{CHUNK, prefill};
+use kvlab::model;
+use kvlab::model::geometry::geometry;
+use kvlab::model::source::{ModelDir, Silent, resolve};
+use kvlab::model::tiny::{TinyConfig, TinyModel};
+use kvlab::model::transformer::{LanguageModel, Transformer};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// Bytes that are allocated now.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
+/// The most that were since [`peak_of`] last began.
+static PEAK: AtomicI64 = AtomicI64::new(0);
+
 /// One test at a time: the count is the whole program's.
 static ALONE: Mutex<()> = Mutex::new(());
 
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator unchanged; the counter touches no memory that is handed out.
+// SAFETY: every call goes to the system's allocator unchanged; the counters touch no memory that is handed out.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size() as i64, Ordering::Relaxed);
+        let size = layout.size() as i64;
+        let live = LIVE.fetch_add(size, Ordering::Relaxed) + size;
+        PEAK.fetch_max(live, Ordering::Relaxed);
         // SAFETY: the caller's promise about `layout` is passed on.
         unsafe { System.alloc(layout) }
     }
@@ -42,6 +56,10 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
+
+const MODEL: &str = "smollm2-135m-instruct";
+/// Its vocabulary of 49,152 tokens and as many merges, twice while the tokenizer is built; weights stay in their file.
+const OPENING_BYTES: i64 = 24 << 20;
 
 const SEQ: SeqId = SeqId(0);
 const FORK: SeqId = SeqId(1);
@@ -255,4 +273,75 @@ fn compressed_contexts_report_what_lives() {
         fill(&mut cache, &geometry, SEQ, 1024..1060);
         ledger.check("went on", &cache, 1060);
     }
+}
+
+/// What `work` gives, and the most bytes that it held at once beside those that lived before.
+fn peak_of<T>(work: impl FnOnce() -> T) -> (T, i64) {
+    let before = LIVE.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    let done = work();
+    (done, PEAK.load(Ordering::Relaxed) - before)
+}
+
+#[test]
+fn a_prefill_holds_its_cache_and_the_rows_of_one_chunk() {
+    alone(prefill_holds_little);
+}
+
+fn prefill_holds_little() {
+    // Two layers as wide as SmolLM2-135M's.
+    let config = TinyConfig {
+        n_heads: 9,
+        n_kv_heads: 3,
+        head_dim: 64,
+        n_embd: 576,
+        n_ff: 1536,
+        context_length: 4096,
+        ..TinyConfig::default()
+    };
+    let model = Transformer::<Cpu>::load(Arc::new(TinyModel::new(&config))).unwrap();
+    let geometry = geometry(model.spec(), 4096);
+    let tokens: Vec<u32> = (0..4096).map(|i| i * 7 % 256).collect();
+    let (_, mut cache) = open(&Strategy::bare("f16"), &geometry);
+    cache.admit(SEQ, Admission::Streaming).unwrap();
+    let fill = || prefill(&model, &mut cache, SEQ, &tokens, CHUNK);
+    let (last, peak) = peak_of(fill);
+    last.unwrap();
+    let stored = cache.memory().stored_bytes() as i64;
+    // Residual, norm, gate, up and what the down projection makes of them, in f32; as much again for everything else.
+    let chunk = 2 * 4 * (3 * 576 + 2 * 1536) * CHUNK as i64;
+    println!(
+        "prefill: {stored} stored, {} beside, {chunk} allowed",
+        peak - stored
+    );
+    assert!(peak - stored <= chunk, "{peak} bytes for {stored} stored");
+}
+
+#[test]
+fn a_long_text_takes_little_more_than_its_ids() {
+    let dir = ModelDir::locate(None);
+    match dir.and_then(|dir| resolve(MODEL, &dir, &Silent)) {
+        Ok(path) => alone(|| long_text_takes_little(&path)),
+        Err(reason) => eprintln!("SKIPPED, the test needs {MODEL}: {reason}"),
+    }
+}
+
+fn long_text_takes_little(path: &Path) {
+    let (loaded, opening) = peak_of(|| model::load(path).unwrap());
+    let prose = include_str!("../datasets/quickstart/prose.txt");
+    let text = prose.repeat(40);
+    let (ids, encoding) = peak_of(|| loaded.tokenizer.encode(&text).unwrap());
+    println!(
+        "opening {opening}, encoding {encoding} for {} bytes, {} ids",
+        text.len(),
+        ids.len()
+    );
+    assert!(opening <= OPENING_BYTES, "{opening} bytes to open {MODEL}");
+    // The ids' own buffer doubles as it grows; a piece takes a hundred times its 16 KiB, and the words seen are kept.
+    let allowed = 3 * 4 * ids.len() as i64 + 8 * (1 << 20);
+    assert!(
+        encoding <= allowed,
+        "{encoding} bytes to encode {}",
+        text.len()
+    );
 }

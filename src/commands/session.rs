@@ -330,7 +330,9 @@ impl Learner<'_> {
             cache.admit(SeqId(0), Admission::Streaming)?;
             let mut recording = Recording::new(cache, SeqId(0));
             prefill(self.model, &mut recording, SeqId(0), window, plan.chunk)?;
-            calibrator.add(recording.tape());
+            // The cache is gone before the rows are kept a second time.
+            let (_, tape) = recording.into_parts();
+            calibrator.add(&tape);
         }
         Ok(Some(calibrator.finish()))
     }

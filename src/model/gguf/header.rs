@@ -9,9 +9,10 @@ use std::ops::Range;
 
 use super::dequant::TensorType;
 
-/// A metadata value, widened: the file's integer widths carry no meaning of their own.
+/// A metadata value, widened: the file's integer widths carry no meaning of their own. Texts stay where the file is
+/// mapped: a vocabulary is a hundred thousand of them.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Value {
+pub enum Value<'a> {
     /// Any integer type.
     Int(i128),
     /// f32 or f64.
@@ -19,7 +20,7 @@ pub enum Value {
     /// A truth value.
     Bool(bool),
     /// UTF-8 text.
-    Text(String),
+    Text(&'a str),
     /// An array of integers.
     Ints(Vec<i64>),
     /// An array of floats.
@@ -27,7 +28,7 @@ pub enum Value {
     /// An array of truth values.
     Bools(Vec<bool>),
     /// An array of texts.
-    Texts(Vec<String>),
+    Texts(Vec<&'a str>),
 }
 
 /// One tensor: `dims[0]` is the length of a row, as ggml counts.
@@ -43,11 +44,11 @@ pub struct TensorInfo {
 
 /// A parsed and checked header.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Header {
+pub struct Header<'a> {
     /// Metadata by key.
-    pub metadata: BTreeMap<String, Value>,
+    pub metadata: BTreeMap<&'a str, Value<'a>>,
     /// Tensors by name.
-    pub tensors: BTreeMap<String, TensorInfo>,
+    pub tensors: BTreeMap<&'a str, TensorInfo>,
 }
 
 /// What is wrong with a file.
@@ -109,12 +110,12 @@ const MAGIC: &[u8] = b"GGUF";
 const DEFAULT_ALIGNMENT: usize = 32;
 const MAX_DIMS: u32 = 4;
 
-impl Header {
+impl<'a> Header<'a> {
     /// Parses the header of `file`, the bytes of a whole GGUF file.
     ///
     /// # Errors
     /// The first [`Problem`] met.
-    pub fn parse(file: &[u8]) -> Result<Self, Problem> {
+    pub fn parse(file: &'a [u8]) -> Result<Self, Problem> {
         let mut cursor = Cursor { bytes: file, at: 0 };
         check_version(&mut cursor)?;
         // The least a tensor takes: a name's length, a count of dimensions, one of them, a type, an offset.
@@ -124,7 +125,7 @@ impl Header {
         let mut header = Self::default();
         for _ in 0..n_entries {
             let key = cursor.text("a metadata key")?;
-            let label = short(&key);
+            let label = short(key);
             let kind = cursor.u32(&label)?;
             let value = cursor.value(kind, &label)?;
             if header.metadata.insert(key, value).is_some() {
@@ -141,7 +142,7 @@ impl Header {
             .checked_next_multiple_of(alignment)
             .unwrap_or(usize::MAX);
         for (name, dims, kind, offset) in unplaced {
-            let label = short(&name);
+            let label = short(name);
             let bytes = place(&dims, kind, offset, alignment, data_start..file.len())
                 .map_err(|problem| format!("tensor {label} {problem}"))?;
             if header
@@ -230,7 +231,7 @@ struct Cursor<'a> {
     at: usize,
 }
 
-type Unplaced = (String, Vec<usize>, TensorType, u64);
+type Unplaced<'a> = (&'a str, Vec<usize>, TensorType, u64);
 
 impl<'a> Cursor<'a> {
     fn take(&mut self, n: usize, what: &str) -> Result<&'a [u8], String> {
@@ -276,11 +277,10 @@ impl<'a> Cursor<'a> {
         Ok(n as usize)
     }
 
-    fn text(&mut self, what: &str) -> Result<String, String> {
+    fn text(&mut self, what: &str) -> Result<&'a str, String> {
         let n = self.count(1, what)?;
         let bytes = self.take(n, what)?;
-        let text = std::str::from_utf8(bytes).map_err(|e| format!("{what} isn't UTF-8: {e}"))?;
-        Ok(text.to_owned())
+        std::str::from_utf8(bytes).map_err(|e| format!("{what} isn't UTF-8: {e}"))
     }
 
     fn bool(&mut self, key: &str) -> Result<bool, String> {
@@ -312,7 +312,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    fn value(&mut self, kind: u32, key: &str) -> Result<Value, String> {
+    fn value(&mut self, kind: u32, key: &str) -> Result<Value<'a>, String> {
         Ok(match kind {
             kind::F32 | kind::F64 => Value::Float(self.float(kind, key)?),
             kind::BOOL => Value::Bool(self.bool(key)?),
@@ -322,7 +322,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    fn array_value(&mut self, key: &str) -> Result<Value, String> {
+    fn array_value(&mut self, key: &str) -> Result<Value<'a>, String> {
         let kind = self.u32(key)?;
         let n = self.count(kind::min_bytes(kind), &format!("elements in {key}"))?;
         Ok(match kind {
@@ -346,9 +346,9 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    fn tensor(&mut self) -> Result<Unplaced, Problem> {
+    fn tensor(&mut self) -> Result<Unplaced<'a>, Problem> {
         let name = self.text("a tensor's name")?;
-        let label = short(&name);
+        let label = short(name);
         let n_dims = self.u32(&label)?;
         if n_dims == 0 || n_dims > MAX_DIMS {
             return Err(format!(

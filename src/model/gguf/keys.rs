@@ -14,7 +14,7 @@ use crate::model::{ModelError, gguf::header::short};
 /// A header whose architecture is known: typed access to its keys.
 pub(in crate::model) struct Keys<'a> {
     file: String,
-    header: &'a Header,
+    header: &'a Header<'a>,
     pub architecture: Architecture,
 }
 
@@ -38,7 +38,7 @@ const FOREIGN_ARITHMETIC: [&str; 8] = [
 ];
 
 impl<'a> Keys<'a> {
-    pub fn new(path: &Path, header: &'a Header) -> Result<Self, ModelError> {
+    pub fn new(path: &Path, header: &'a Header<'a>) -> Result<Self, ModelError> {
         let file = path.display().to_string();
         let mut keys = Self {
             file,
@@ -66,7 +66,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    fn wrong(&self, key: &str, value: Option<&Value>, expected: &str) -> ModelError {
+    fn wrong(&self, key: &str, value: Option<&Value<'_>>, expected: &str) -> ModelError {
         let got = value.map_or("missing".to_owned(), |v| short(&format!("{v:?}")));
         let problem = format!("key {key} is {got}, expected {expected}");
         ModelError::Corrupt {
@@ -75,7 +75,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub fn get(&self, key: &str) -> Option<&'a Value> {
+    pub fn get(&self, key: &str) -> Option<&'a Value<'a>> {
         self.header.metadata.get(key)
     }
 
@@ -91,7 +91,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub fn texts(&self, key: &str) -> Result<&'a [String], ModelError> {
+    pub fn texts(&self, key: &str) -> Result<&'a [&'a str], ModelError> {
         match self.get(key) {
             Some(Value::Texts(texts)) => Ok(texts),
             other => Err(self.wrong(key, other, "a list of texts")),
@@ -373,8 +373,7 @@ impl<'a> Keys<'a> {
         for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
             eos_ids.extend(self.token_id(&format!("tokenizer.ggml.{key}"))?);
         }
-        let ends_turn =
-            |t: &String| matches!(t.as_str(), "<|im_end|>" | "<|eot_id|>" | "<end_of_turn>");
+        let ends_turn = |t: &&str| matches!(*t, "<|im_end|>" | "<|eot_id|>" | "<end_of_turn>");
         let tokens = self.texts("tokenizer.ggml.tokens")?;
         eos_ids.extend(
             tokens

@@ -53,6 +53,7 @@ pub(super) fn open_model(path: &Path) -> Result<(MappedWeights, Tokenizer), Mode
     let spec = keys.spec(&table, factors)?;
     let tokenizer = Tokenizer::from_gguf(&keys)?;
     check_vocabulary(&spec, &tokenizer)?;
+    drop(header);
     Ok((MappedWeights::new(spec, vec![map], table)?, tokenizer))
 }
 
@@ -69,9 +70,9 @@ fn check_vocabulary(spec: &ModelSpec, tokenizer: &Tokenizer) -> Result<(), Model
 }
 
 /// Sorts the file's tensors by role.
-fn table(header: &Header, path: &Path) -> Result<Table, ModelError> {
+fn table(header: &Header<'_>, path: &Path) -> Result<Table, ModelError> {
     let mut table = Table::new();
-    for (name, info) in &header.tensors {
+    for (&name, info) in &header.tensors {
         if name == ROPE_FACTORS {
             continue;
         }

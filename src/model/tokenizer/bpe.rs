@@ -56,8 +56,8 @@ const PRE_TOKENIZERS: [PreTokenizer; 5] = [
 
 /// Builds the tokenizer of a `gpt2` vocabulary.
 pub(super) fn build(
-    keys: &Keys,
-    tokens: &[String],
+    keys: &Keys<'_>,
+    tokens: &[&str],
     kinds: &[i64],
 ) -> Result<tokenizers::Tokenizer, ModelError> {
     let pre = pre_tokenizer(keys)?;
@@ -108,7 +108,7 @@ pub(super) fn build(
     Ok(tokenizer)
 }
 
-fn pre_tokenizer(keys: &Keys) -> Result<&'static PreTokenizer, ModelError> {
+fn pre_tokenizer(keys: &Keys<'_>) -> Result<&'static PreTokenizer, ModelError> {
     const KEY: &str = "tokenizer.ggml.pre";
     let known = || {
         PRE_TOKENIZERS

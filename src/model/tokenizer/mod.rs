@@ -5,6 +5,7 @@
 //! lost (byte-level encoding checks that its tokens' bytes add up to the text's).
 
 mod bpe;
+mod pieces;
 mod spm;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ pub struct Tokenizer {
     /// Bytes of text each id stands for.
     token_bytes: Vec<u32>,
     loss: LossCheck,
+    cuts: Cuts,
 }
 
 /// Whether the ids' bytes must add up to the text's.
@@ -29,6 +31,14 @@ pub struct Tokenizer {
 enum LossCheck {
     Bytes,
     None,
+}
+
+/// Where a long text may be cut without a change of its ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cuts {
+    /// As in [`pieces`].
+    AfterWords,
+    Nowhere,
 }
 
 /// How a tokenizer writes bytes as characters.
@@ -54,7 +64,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`ModelError::Unsupported`] for a kind or pre-tokenizer whose meaning isn't known; nothing is guessed.
-    pub(super) fn from_gguf(keys: &Keys) -> Result<Self, ModelError> {
+    pub(super) fn from_gguf(keys: &Keys<'_>) -> Result<Self, ModelError> {
         let tokens = keys.texts("tokenizer.ggml.tokens")?;
         let kinds = match keys.ints("tokenizer.ggml.token_type")? {
             Some(kinds) if kinds.len() == tokens.len() => kinds.to_vec(),
@@ -64,16 +74,18 @@ impl Tokenizer {
                 return Err(ModelError::Tokenizer(problem));
             }
         };
-        let (inner, alphabet, loss) = match keys.text("tokenizer.ggml.model")? {
+        let (inner, alphabet, loss, cuts) = match keys.text("tokenizer.ggml.model")? {
             "gpt2" => (
                 bpe::build(keys, tokens, &kinds)?,
                 Alphabet::ByteLevel,
                 LossCheck::Bytes,
+                Cuts::around(&special_tokens(tokens, &kinds)),
             ),
             "llama" => (
                 spm::build(keys, tokens, &kinds)?,
                 Alphabet::SentencePiece,
                 LossCheck::None,
+                Cuts::Nowhere,
             ),
             other => return Err(keys.unsupported("tokenizer.ggml.model", other, "gpt2, llama")),
         };
@@ -86,6 +98,7 @@ impl Tokenizer {
             inner,
             token_bytes,
             loss,
+            cuts,
         })
     }
 
@@ -124,6 +137,7 @@ impl Tokenizer {
             inner,
             token_bytes,
             loss: LossCheck::None,
+            cuts: Cuts::Nowhere,
         })
     }
 
@@ -132,11 +146,16 @@ impl Tokenizer {
     /// # Errors
     /// [`ModelError::Tokenizer`] if a part of the text has no token.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ModelError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, false)
-            .map_err(tokenizer_error)?;
-        let ids = encoding.get_ids().to_vec();
+        let mut ids = Vec::new();
+        let mut encode = |piece: &str| -> Result<(), ModelError> {
+            let encoding = self.inner.encode_fast(piece, false);
+            ids.extend_from_slice(encoding.map_err(tokenizer_error)?.get_ids());
+            Ok(())
+        };
+        match self.cuts {
+            Cuts::AfterWords => pieces::pieces(text).try_for_each(encode)?,
+            Cuts::Nowhere => encode(text)?,
+        }
         if self.loss == LossCheck::Bytes {
             let n: usize = ids.iter().filter_map(|&id| self.token_bytes(id)).sum();
             if n != text.len() {
@@ -199,6 +218,17 @@ impl Tokenizer {
     }
 }
 
+impl Cuts {
+    /// The cuts that leave every special token whole.
+    fn around(specials: &[tokenizers::AddedToken]) -> Self {
+        let whole = |t: &tokenizers::AddedToken| pieces::first_cut(&t.content, 0).is_none();
+        match specials.iter().all(whole) {
+            true => Self::AfterWords,
+            false => Self::Nowhere,
+        }
+    }
+}
+
 impl Alphabet {
     fn n_bytes(self, token: &str, kind: i64) -> u32 {
         let n = match (self, kind) {
@@ -219,7 +249,7 @@ fn is_byte_token(token: &str) -> bool {
 }
 
 /// The tokens that are recognised in a text before it is split, as llama.cpp does when it parses special tokens.
-fn special_tokens(tokens: &[String], kinds: &[i64]) -> Vec<tokenizers::AddedToken> {
+fn special_tokens(tokens: &[&str], kinds: &[i64]) -> Vec<tokenizers::AddedToken> {
     let is_special = |k: i64| matches!(k, kind::UNKNOWN | kind::CONTROL | kind::USER_DEFINED);
     let specials = tokens
         .iter()
@@ -227,13 +257,14 @@ fn special_tokens(tokens: &[String], kinds: &[i64]) -> Vec<tokenizers::AddedToke
         .filter(|(token, k)| is_special(**k) && !token.is_empty());
     specials
         .map(|(token, &k)| {
-            tokenizers::AddedToken::from(token, k != kind::USER_DEFINED).normalized(false)
+            tokenizers::AddedToken::from(*token, k != kind::USER_DEFINED).normalized(false)
         })
         .collect()
 }
 
-fn vocabulary(tokens: &[String]) -> Result<tokenizers::models::bpe::Vocab, ModelError> {
-    let vocab: tokenizers::models::bpe::Vocab = tokens.iter().cloned().zip(0..).collect();
+fn vocabulary(tokens: &[&str]) -> Result<tokenizers::models::bpe::Vocab, ModelError> {
+    let vocab: tokenizers::models::bpe::Vocab =
+        tokens.iter().map(|&t| t.to_owned()).zip(0..).collect();
     if vocab.len() != tokens.len() {
         let problem = format!(
             "{} of {} tokens stand twice",

@@ -21,8 +21,8 @@ use crate::model::gguf::Keys;
 
 /// Builds the tokenizer of a `llama` vocabulary.
 pub(super) fn build(
-    keys: &Keys,
-    tokens: &[String],
+    keys: &Keys<'_>,
+    tokens: &[&str],
     kinds: &[i64],
 ) -> Result<tokenizers::Tokenizer, ModelError> {
     let scores = keys.floats("tokenizer.ggml.scores")?;
@@ -75,7 +75,7 @@ pub(super) fn build(
 }
 
 /// All cuts of ordinary pieces into two ordinary pieces, best score first.
-fn merges(vocab: &Vocab, tokens: &[String], kinds: &[i64], scores: &[f32]) -> Merges {
+fn merges(vocab: &Vocab, tokens: &[&str], kinds: &[i64], scores: &[f32]) -> Merges {
     let ordinary = |piece: &str| {
         vocab
             .get(piece)
@@ -94,5 +94,5 @@ fn merges(vocab: &Vocab, tokens: &[String], kinds: &[i64], scores: &[f32]) -> Me
             .map(|(left, right)| (left.to_owned(), right.to_owned()))
             .collect::<Vec<_>>()
     };
-    order.iter().flat_map(|&id| cuts(&tokens[id])).collect()
+    order.iter().flat_map(|&id| cuts(tokens[id])).collect()
 }

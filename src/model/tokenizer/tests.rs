@@ -51,6 +51,25 @@ fn check(name: &str, golden: &str) {
     let window = &golden.window[usize::from(spec.add_bos)..];
     let text = tokenizer.decode(window).expect("decoded");
     assert_eq!(tokenizer.encode(&text).expect("encoded"), window);
+    let texts = golden.cases.iter().map(|case| case.text.as_str());
+    let long: String = texts.cycle().take_while(total_below(100_000)).collect();
+    pieces_are_the_whole(tokenizer, &(text + &long));
+}
+
+/// Whether texts so far are shorter than `n_bytes` together.
+fn total_below(n_bytes: usize) -> impl FnMut(&&str) -> bool {
+    let mut total = 0;
+    move |text| {
+        total += text.len();
+        total < n_bytes
+    }
+}
+
+fn pieces_are_the_whole(mut tokenizer: Tokenizer, text: &str) {
+    assert!(pieces::pieces(text).count() > 2);
+    let in_pieces = tokenizer.encode(text).expect("encoded");
+    tokenizer.cuts = Cuts::Nowhere;
+    assert_eq!(tokenizer.encode(text).expect("encoded"), in_pieces);
 }
 
 #[test]
@@ -91,6 +110,46 @@ fn byte_level_merges_special_tokens_and_counts_bytes() {
         error.contains("id 260 is outside the vocabulary of 260"),
         "{error}"
     );
+}
+
+#[test]
+fn a_long_text_in_pieces_has_the_ids_of_the_whole_by_every_pattern() {
+    let mut tokens = tiny_tokens();
+    // Two bytes that the text lacks make place for tokens that would join what a cut puts apart, were it one word.
+    (tokens[0], tokens[1]) = ("oĠ".into(), "Ġw".into());
+    let merges = ["h e", "l l", "o Ġ", "Ġ w"].map(String::from);
+    let parts = [
+        "hello", " ", "world", "  w", "it's o", ".\n", " 42 ", "<|end|>", "\n\n", "é ", "Low ",
+        "\t!",
+    ];
+    let text: String = (0..40_000).map(|i| parts[i * i % 37 % 12]).collect();
+    for pre in ["smollm", "gpt-2", "llama-bpe", "qwen2", "default"] {
+        let builder = tiny_llama(TensorType::F16)
+            .replace("tokenizer.ggml.tokens", Meta::Texts(&tokens))
+            .replace("tokenizer.ggml.merges", Meta::Texts(&merges))
+            .replace("tokenizer.ggml.pre", Meta::Text(pre));
+        let tokenizer = tokenizer_of(builder).expect("sound");
+        assert_eq!(tokenizer.cuts, Cuts::AfterWords);
+        assert!(
+            tokenizer.encode(&text).expect("encoded").contains(&1),
+            "{pre}"
+        );
+        pieces_are_the_whole(tokenizer, &text);
+    }
+}
+
+#[test]
+fn a_special_token_of_several_words_is_never_cut() {
+    let mut tokens = tiny_tokens();
+    tokens[259] = "<|the end|>".into();
+    let builder =
+        tiny_llama(TensorType::F16).replace("tokenizer.ggml.tokens", Meta::Texts(&tokens));
+    let tokenizer = tokenizer_of(builder).expect("sound");
+    assert_eq!(tokenizer.cuts, Cuts::Nowhere);
+    let ids = tokenizer
+        .encode(&"<|the end|>".repeat(5000))
+        .expect("encoded");
+    assert_eq!(ids, [259].repeat(5000));
 }
 
 #[test]
