@@ -179,8 +179,8 @@ In each repetition all strategies run in turn, so that a busy moment of the mach
 table. On a shared machine t/CPU s tells more than t/s. ppl2048 is a test of ours (--n-score): 2048 tokens as a perplexity
 takes them, with logits of each.
   MiB/step, GB/s   weights and cache that one decode step reads, and how fast; `machine:` is the rate of a plain read
-  layers %         of the wall time: linear layers with norms and activations; head: the logits;
-                   attention: over the stored cache; encoding: storing rows, eviction, sealing
+  linear %         of the wall time: the layers' linear products; head: the logits; attention: over the stored
+                   cache; encoding: storing rows, eviction, sealing; rest: norms, activations, residuals
   max |Δlogit|     against a cache of f32 rows, over a text of 192 tokens; KLD in nats
 Before the times each strategy decodes that text token by token and in chunks: unless the logits are equal to the bit,
 its rows are marked FAILED and the exit code is 1.

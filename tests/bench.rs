@@ -44,12 +44,43 @@ fn names_and_numbers_are_refused_before_any_work() {
     }
 }
 
+fn is_there(model: &str) -> bool {
+    let dir = ModelDir::locate(None);
+    let found = dir.and_then(|dir| resolve(model, &dir, &Silent));
+    if let Err(reason) = &found {
+        eprintln!("SKIPPED, the test needs {model}: {reason}");
+    }
+    found.is_ok()
+}
+
+fn number(row: &Value, field: &str) -> f64 {
+    row[field].as_f64().unwrap_or(f64::NAN)
+}
+
+#[test]
+fn a_bench_holds_weights_and_cache_and_150_mb_at_most() {
+    if !is_there(MODEL) {
+        return;
+    }
+    let text = format!("{}/long.txt", env!("CARGO_TARGET_TMPDIR"));
+    // Long enough to show what encoding it takes.
+    let prose = include_str!("../datasets/quickstart/prose.txt").repeat(40);
+    std::fs::write(&text, prose).expect("written");
+    let (code, out, err) = bench(&[
+        "-p", "0", "-n", "1", "-d", "600", "-t", "2", "-r", "1", "-f", &text, "-o", "json", "-q",
+    ]);
+    assert_eq!(code, 0, "{err}");
+    let rows: Vec<Value> = serde_json::from_str(&out).expect("JSON");
+    let held = number(&rows[0], "model_size") + number(&rows[0], "cache_bytes");
+    if let Some(peak) = rows[0]["peak_rss_bytes"].as_f64() {
+        let besides = peak - held;
+        assert!(besides > 0.0 && besides <= 150e6, "{besides} beside {held}");
+    }
+}
+
 #[test]
 fn a_short_bench_of_a_real_model_has_a_row_per_strategy_test_depth_and_threads() {
-    let dir = ModelDir::locate(None);
-    let found = dir.and_then(|dir| resolve(MODEL, &dir, &Silent));
-    if let Err(reason) = found {
-        eprintln!("SKIPPED, the test needs {MODEL}: {reason}");
+    if !is_there(MODEL) {
         return;
     }
     let (code, out, err) = bench(&[
@@ -79,19 +110,23 @@ fn a_short_bench_of_a_real_model_has_a_row_per_strategy_test_depth_and_threads()
         .filter_map(|r| r["strategy"].as_str())
         .collect();
     assert_eq!(names, ["f16", "q8_0/q4_0", "kvquant tail 32"]);
-    let number = |row: &Value, field: &str| row[field].as_f64().unwrap_or(f64::NAN);
     for row in &rows {
         assert_eq!(row["gate_holds"], true);
         assert_eq!(row["model_n_params"], 134_515_008);
         assert!(number(row, "avg_ts") > 0.0 && number(row, "machine_read_bytes_per_s") > 1e8);
         let shares = [
-            "layers_share",
+            "linear_share",
             "head_share",
             "attention_share",
             "encoding_share",
+            "rest_share",
         ];
         let sum: f64 = shares.map(|s| number(row, s)).iter().sum();
         assert!((sum - 1.0).abs() < 1e-9, "{row}");
+        assert!(
+            number(row, "linear_share") > number(row, "rest_share"),
+            "{row}"
+        );
     }
     let deep = |strategy: &str| {
         let here = |r: &&Value| r["test"] == "tg2 @ d130" && r["strategy"] == strategy;

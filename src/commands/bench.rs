@@ -1,7 +1,8 @@
 //! `kvlab bench`: tokens per second of prefill and decode, strategies beside each other.
 //!
 //! Invariant: everything that can be refused is refused before anything is timed; a strategy that fails its check is
-//! still timed, marked, and makes the exit code 1.
+//! still timed, marked, and makes the exit code 1. The machine's read rate comes first, before weights are touched and caches
+//! filled: its buffer then adds to no row's peak memory.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -19,10 +20,11 @@ use crate::cli::{BenchArgs, BenchForm, Counts};
 use crate::compute::cpu::Cpu;
 use crate::config::{self, PRESETS, Plan, Problems, did_you_mean};
 use crate::engine::clock::SystemClock;
+use crate::engine::{LinearWatch, Tally};
 use crate::eval::bench::bandwidth::{BUFFER_BYTES, read_bytes_per_s};
 use crate::eval::bench::{Bench, Pool, Schedule, Work, gate};
 use crate::model::geometry::geometry;
-use crate::model::ops::{Arithmetic, needed};
+use crate::model::ops::{Arithmetic, Load, needed};
 use crate::model::source::{FetchProgress, ModelDir, Silent, resolve};
 use crate::model::transformer::Transformer;
 use crate::model::{self, Role, WeightSource};
@@ -57,18 +59,21 @@ pub fn bench(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let geometry = geometry(&loaded.spec, longest.min(loaded.spec.context_length));
     let weights: Arc<dyn WeightSource> = Arc::from(loaded.weights);
     let mut sheet = empty_sheet(&plan, weights.as_ref())?;
+    let (clock, linear) = (SystemClock::new(), Tally::default());
+    sheet.read_bytes_per_s = read_rates(&clock, &pools);
     // Within a pool, so that no other threads are ever started.
     let widest = &pools[pools.len() - 1].pool;
-    let model = widest.install(|| Transformer::<Cpu>::load_in(weights, plan.arithmetic))?;
+    let cpu = widest.install(|| Cpu::load(weights, plan.arithmetic))?;
+    let model = Transformer::over(LinearWatch::new(cpu, &clock, &linear));
     let learner = Learner {
         model: &model,
         tokenizer: &loaded.tokenizer,
         geometry: &geometry,
     };
     let calibration = learner.calibrate(&plan, &places, fetching)?;
-    let clock = SystemClock::new();
     let bench = Bench {
         model: &model,
+        linear: &linear,
         geometry: &geometry,
         calibration: calibration.as_ref(),
         clock: &clock,
@@ -91,7 +96,15 @@ pub fn bench(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     Ok(if holds { Exit::Ok } else { Exit::Regression })
 }
 
-/// Checks, reads memory, times; fills the sheet.
+/// Bytes per second that each pool reads.
+fn read_rates(clock: &SystemClock, pools: &[Pool]) -> Vec<(usize, f64)> {
+    let buffer = vec![1u64; BUFFER_BYTES / size_of::<u64>()];
+    let rates = pools.iter();
+    let rates = rates.map(|p| (p.n_threads, read_bytes_per_s(clock, p, &buffer)));
+    rates.collect()
+}
+
+/// Checks and times; fills the sheet.
 fn measure(
     bench: &Bench<'_>,
     strategies: &[Strategy],
@@ -118,12 +131,6 @@ fn measure(
             gate,
         })
         .collect();
-    bar.set_message("reading memory");
-    let buffer = vec![1u64; BUFFER_BYTES / size_of::<u64>()];
-    let rates = pools.iter();
-    let rates = rates.map(|p| (p.n_threads, read_bytes_per_s(bench.clock, p, &buffer)));
-    sheet.read_bytes_per_s = rates.collect();
-    drop(buffer);
     bar.set_message("timing");
     let schedule = Schedule {
         tests: &wanted.tests,

@@ -12,7 +12,7 @@ use burn::tensor::activation::{gelu_approximate, silu};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 
-use crate::model::ops::{Arithmetic, Needed, Ops, bias_of, head_of, needed};
+use crate::model::ops::{Arithmetic, Load, Needed, Ops, bias_of, head_of, needed};
 use crate::model::{Activation, ModelError, ModelSpec, Role, WeightSource};
 
 /// burn-flex: burn on the CPU, in Rust alone.
@@ -63,9 +63,7 @@ fn read(source: &dyn WeightSource, n: Needed) -> Result<TensorData, ModelError> 
     Ok(TensorData::new(columns, [n.cols, n.rows]))
 }
 
-impl<B: Backend> Ops for Burn<B> {
-    type Act = Tensor<B, 2>;
-
+impl<B: Backend> Load for Burn<B> {
     fn load(source: Arc<dyn WeightSource>, arithmetic: Arithmetic) -> Result<Self, ModelError> {
         if !arithmetic.is_f32() {
             let problem = format!(
@@ -90,6 +88,10 @@ impl<B: Backend> Ops for Burn<B> {
             weights,
         })
     }
+}
+
+impl<B: Backend> Ops for Burn<B> {
+    type Act = Tensor<B, 2>;
 
     fn spec(&self) -> &ModelSpec {
         self.source.spec()

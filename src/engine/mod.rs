@@ -6,6 +6,7 @@
 pub mod calibrate;
 pub mod clock;
 pub mod fleet;
+pub mod linear_watch;
 #[cfg(test)]
 pub(crate) mod plain_cache;
 pub mod stopwatch;
@@ -15,6 +16,7 @@ use crate::cache::{Batch, CacheError, KvCache, SeqId};
 use crate::model::transformer::{Hidden, LanguageModel, StepError};
 
 pub use calibrate::Calibrator;
+pub use linear_watch::{LinearWatch, Tally};
 pub use stopwatch::{Spent, Stopwatch};
 pub use tape::{ContextTape, Recording, TapeError};
 

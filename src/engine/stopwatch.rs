@@ -1,7 +1,7 @@
 //! A cache that passes everything on and adds up the wall time of what a step asks of it.
 //!
 //! Invariant: two readings of the clock's wall time per call and nothing else is added to the work; what a step takes
-//! beyond these parts is the model's: its linear layers, norms and activations.
+//! beyond these parts is the model's: its linear layers (`linear_watch` times them), norms and activations.
 
 use std::time::Duration;
 

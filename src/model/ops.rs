@@ -56,11 +56,6 @@ pub trait Ops: Send + Sync + Sized {
     /// Rows of activations, `[row][width]`.
     type Act;
 
-    /// Loads every tensor that the spec calls for.
-    ///
-    /// # Errors
-    /// What the source says, or [`ModelError::Invalid`] when it lacks a tensor or the backend has no such arithmetic.
-    fn load(source: Arc<dyn WeightSource>, arithmetic: Arithmetic) -> Result<Self, ModelError>;
     /// The model's hyperparameters.
     fn spec(&self) -> &ModelSpec;
     /// Embedding rows times the spec's factor, `[token][n_embd]`.
@@ -87,6 +82,15 @@ pub trait Ops: Send + Sync + Sized {
     fn write(&self, rows: Vec<f32>, width: usize) -> Self::Act;
     /// Logits of hidden rows: `hidden` `[row][n_embd]`, `out` `[row][n_vocab]`.
     fn logits(&self, hidden: &[f32], out: &mut [f32]);
+}
+
+/// A backend that brings its weights in by itself.
+pub trait Load: Ops {
+    /// Loads every tensor that the spec calls for.
+    ///
+    /// # Errors
+    /// What the source says, or [`ModelError::Invalid`] when it lacks a tensor or the backend has no such arithmetic.
+    fn load(source: Arc<dyn WeightSource>, arithmetic: Arithmetic) -> Result<Self, ModelError>;
 }
 
 /// The bias that goes with a linear layer, where a model has one.

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::ops::{Arithmetic, Ops};
+use super::ops::{Arithmetic, Load, Ops};
 use super::{ModelError, ModelSpec, Role, WeightSource};
 use crate::cache::{Batch, CacheError, KvCache, Rows};
 
@@ -84,7 +84,7 @@ pub struct Transformer<B> {
     ops: B,
 }
 
-impl<B: Ops> Transformer<B> {
+impl<B: Load> Transformer<B> {
     /// Loads a model's weights into the backend; linear layers compute in f32.
     ///
     /// # Errors
@@ -101,9 +101,14 @@ impl<B: Ops> Transformer<B> {
         source: Arc<dyn WeightSource>,
         arithmetic: Arithmetic,
     ) -> Result<Self, ModelError> {
-        Ok(Self {
-            ops: B::load(source, arithmetic)?,
-        })
+        Ok(Self::over(B::load(source, arithmetic)?))
+    }
+}
+
+impl<B: Ops> Transformer<B> {
+    /// The transformer over a backend with its weights.
+    pub fn over(ops: B) -> Self {
+        Self { ops }
     }
 
     fn run(

@@ -78,13 +78,15 @@ const FIELDS: &[Field] = &[
     ("stddev_ts", |at| at.speed().1.into()),
     ("tokens_per_cpu_s", |at| at.row.tokens_per_cpu_s().into()),
     ("cache_bytes", |at| at.row.memory.stored_bytes().into()),
+    ("peak_rss_bytes", |at| at.row.peak_rss_bytes.into()),
     ("bytes_per_step", |at| at.bytes_per_step().into()),
     ("bytes_per_s", |at| at.bytes_per_s().into()),
     ("machine_read_bytes_per_s", |at| at.machine().into()),
-    ("layers_share", |at| at.share(|p| p.layers).into()),
+    ("linear_share", |at| at.share(|p| p.linear).into()),
     ("head_share", |at| at.share(|p| p.head).into()),
     ("attention_share", |at| at.share(|p| p.attention).into()),
     ("encoding_share", |at| at.share(|p| p.encoding).into()),
+    ("rest_share", |at| at.share(|p| p.rest).into()),
     ("perplexity", |at| at.row.perplexity.into()),
     ("gate_holds", |at| at.entrant().gate.holds().into()),
     ("gate_max_logit_difference", |at| {
@@ -179,7 +181,7 @@ pub fn csv(sheet: &Sheet) -> String {
     out.0
 }
 
-const HEADS: [&str; 18] = [
+const HEADS: [&str; 19] = [
     "model",
     "size",
     "params",
@@ -192,10 +194,11 @@ const HEADS: [&str; 18] = [
     "cache MiB",
     "MiB/step",
     "GB/s",
-    "layers %",
+    "linear %",
     "head %",
     "attention %",
     "encoding %",
+    "rest %",
     "max |Δlogit|",
     "KLD",
 ];
@@ -223,6 +226,12 @@ pub fn markdown(sheet: &Sheet) -> String {
             significant(rate, 3)
         ));
     }
+    if let Some(bytes) = sheet.rows.iter().filter_map(|r| r.peak_rss_bytes).max() {
+        out.push_str(&format!(
+            "memory: {} MiB at most, the whole process with all strategies' caches\n",
+            significant(bytes as f64 / f64::from(1 << 20), 4)
+        ));
+    }
     for entrant in &sheet.entrants {
         out.push_str(&format!(
             "check: {} {}\n",
@@ -234,7 +243,7 @@ pub fn markdown(sheet: &Sheet) -> String {
     out
 }
 
-fn cells(at: &At<'_>) -> [String; 18] {
+fn cells(at: &At<'_>) -> [String; 19] {
     let mib = |bytes: f64| significant(bytes / f64::from(1 << 20), 4);
     let percent = |share: f64| format!("{:.1}", 100.0 * share);
     let (sheet, gate) = (at.sheet, &at.entrant().gate);
@@ -256,10 +265,11 @@ fn cells(at: &At<'_>) -> [String; 18] {
         at.bytes_per_step().map_or_else(String::new, mib),
         at.bytes_per_s()
             .map_or_else(String::new, |x| significant(x / 1e9, 3)),
-        percent(at.share(|p| p.layers)),
+        percent(at.share(|p| p.linear)),
         percent(at.share(|p| p.head)),
         percent(at.share(|p| p.attention)),
         percent(at.share(|p| p.encoding)),
+        percent(at.share(|p| p.rest)),
         significant(f64::from(gate.max_logit_difference), 2),
         significant(gate.mean_kld, 2),
     ]
@@ -342,10 +352,11 @@ mod tests {
             n_threads: 2,
             runs: vec![run(200), run(250)],
             parts: Parts {
-                layers: ms(225),
+                linear: ms(180),
                 head: ms(90),
                 attention: ms(90),
                 encoding: ms(45),
+                rest: ms(45),
             },
             memory: MemoryReport {
                 payload_bytes: 1 << 20,
@@ -353,6 +364,7 @@ mod tests {
             },
             attended_bytes: 50e6,
             perplexity: None,
+            peak_rss_bytes: Some(300 << 20),
         };
         let broken = Gate {
             first_difference: Some(7),
@@ -389,6 +401,7 @@ mod tests {
             (&first["n_gen"], &first["n_prompt"]),
             (&json!(10), &json!(0))
         );
+        assert_eq!(first["peak_rss_bytes"], 300 << 20);
         assert_eq!(rows[1]["bytes_per_step"], Value::Null);
         assert_eq!(rows[1]["gate_holds"], false);
         let csv = csv(&sheet());
@@ -416,5 +429,6 @@ mod tests {
             text.contains("2 threads read memory at 40.0 GB/s"),
             "{text}"
         );
+        assert!(text.contains("memory: 300.0 MiB at most"), "{text}");
     }
 }

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::linear::{self, Layer, Matrix};
 use super::vector;
-use crate::model::ops::{Arithmetic, Needed, Ops, bias_of, head_of, needed};
+use crate::model::ops::{Arithmetic, Load, Needed, Ops, bias_of, head_of, needed};
 use crate::model::{Activation, ModelError, ModelSpec, Role, WeightSource};
 
 /// Values per task of an element-wise operation: 64 KiB.
@@ -46,9 +46,7 @@ fn load_vector(source: &dyn WeightSource, n: Needed) -> Result<Vec<f32>, ModelEr
     Ok(values)
 }
 
-impl Ops for Cpu {
-    type Act = HostRows;
-
+impl Load for Cpu {
     fn load(source: Arc<dyn WeightSource>, arithmetic: Arithmetic) -> Result<Self, ModelError> {
         let (vectors, matrices): (Vec<_>, Vec<_>) =
             needed(&*source)?.into_iter().partition(Needed::is_vector);
@@ -70,6 +68,10 @@ impl Ops for Cpu {
             vectors,
         })
     }
+}
+
+impl Ops for Cpu {
+    type Act = HostRows;
 
     fn spec(&self) -> &ModelSpec {
         self.source.spec()

@@ -104,23 +104,25 @@ fn compare(bench: &Bench<'_>, reference: &Hidden, chunked: &Hidden, single: &Hid
         same_top_fraction: 0.0,
     };
     let mut n_same = 0;
+    let mut exact = vec![0.0; PIECE * n_vocab];
+    let mut piece = exact.clone();
+    let mut alone = vec![0.0; n_vocab];
     for first in (0..n_tokens).step_by(PIECE) {
         let rows = first..(first + PIECE).min(n_tokens);
-        let logits = |hidden: &Hidden| {
-            let mut out = vec![0.0; rows.len() * n_vocab];
-            bench.model.logits(hidden, rows.clone(), &mut out);
-            out
-        };
-        let (exact, piece) = (logits(reference), logits(chunked));
+        let (exact, piece) = (
+            &mut exact[..rows.len() * n_vocab],
+            &mut piece[..rows.len() * n_vocab],
+        );
+        bench.model.logits(reference, rows.clone(), exact);
+        bench.model.logits(chunked, rows.clone(), piece);
         for row in rows.clone() {
             let at = (row - first) * n_vocab;
-            let mut alone = vec![0.0; n_vocab];
             bench.model.logits(single, row..row + 1, &mut alone);
             let (full, chunked) = (&exact[at..at + n_vocab], &piece[at..at + n_vocab]);
             gate.compare_row(row, full, chunked, &alone);
         }
         // The sum of the distributions' differences needs no target: any token does.
-        let scores = Reference::new(&exact, n_vocab).score(&piece, &vec![0; rows.len()]);
+        let scores = Reference::new(exact, n_vocab).score(piece, &vec![0; rows.len()]);
         gate.mean_kld += scores.iter().map(|s| s.kld).sum::<f64>();
         n_same += scores.iter().filter(|s| s.same_top).count();
     }

@@ -7,6 +7,7 @@
 pub mod bandwidth;
 pub mod gate;
 mod head;
+pub mod peak;
 
 use std::fmt;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use crate::cache::{
     Admission, CacheError, Geometry, KvCache, Materials, MemoryReport, SeqId, StagedCache,
 };
 use crate::engine::clock::{Clock, Reading};
-use crate::engine::{CHUNK, Stopwatch, feed, prefill};
+use crate::engine::{CHUNK, Stopwatch, Tally, feed, prefill};
 use crate::model::transformer::{LanguageModel, StepError};
 
 /// The sequence that is filled to a depth, and its fork that a run works on.
@@ -100,6 +101,8 @@ pub struct Schedule<'a> {
 pub struct Bench<'a> {
     /// The model.
     pub model: &'a dyn LanguageModel,
+    /// Where the time of its linear layers adds up.
+    pub linear: &'a Tally,
     /// Its attention layers, with rotation tables for the deepest run.
     pub geometry: &'a Geometry,
     /// Statistics for strategies that learn.
@@ -113,20 +116,22 @@ pub struct Bench<'a> {
 /// Where the wall time of the runs that count went.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Parts {
-    /// Linear layers of the model, with its norms and activations.
-    pub layers: Duration,
+    /// The layers' linear products.
+    pub linear: Duration,
     /// The matrix that makes logits, and likelihoods where they are asked for.
     pub head: Duration,
     /// Attention over the stored cache.
     pub attention: Duration,
     /// Storing rows: rotation, encoding, eviction, sealing.
     pub encoding: Duration,
+    /// What is left: norms, activations, residuals, embedding rows.
+    pub rest: Duration,
 }
 
 impl Parts {
     /// All of them.
     pub fn total(&self) -> Duration {
-        self.layers + self.head + self.attention + self.encoding
+        self.linear + self.head + self.attention + self.encoding + self.rest
     }
 }
 
@@ -149,6 +154,8 @@ pub struct Measured {
     pub attended_bytes: f64,
     /// Perplexity of the second half of a run that scores, in llama-perplexity's convention.
     pub perplexity: Option<f64>,
+    /// Most bytes that the whole process held until the last run's end, those of all strategies' caches included.
+    pub peak_rss_bytes: Option<u64>,
 }
 
 /// A strategy that can't run.
@@ -261,6 +268,7 @@ impl<'a> Bench<'a> {
         let mut head = Head::new(self, work, &tokens);
         cache.fork(BASE, FORK)?;
         cache.take();
+        self.linear.take();
         let start = self.clock.read();
         let chunk = if work == Work::Decode { 1 } else { CHUNK };
         feed(self.model, cache, FORK, &tokens, chunk, |chunk| {
@@ -268,17 +276,17 @@ impl<'a> Bench<'a> {
             Ok::<(), StepError>(())
         })?;
         let reading = self.clock.read().since(start);
-        let spent = cache.take();
+        let (spent, linear) = (cache.take(), self.linear.take());
         let memory_after = cache.memory();
         cache.release(FORK)?;
         let (attention, encoding) = (spent.attend, spent.append + spent.commit);
+        let timed = linear + head.spent + attention + encoding;
         let parts = Parts {
-            layers: reading
-                .wall
-                .saturating_sub(head.spent + attention + encoding),
+            linear,
             head: head.spent,
             attention,
             encoding,
+            rest: reading.wall.saturating_sub(timed),
         };
         Ok(Run {
             reading,
@@ -293,10 +301,12 @@ impl Measured {
     fn take(&mut self, run: Run) {
         self.runs.push(run.reading);
         self.perplexity = run.perplexity;
-        self.parts.layers += run.parts.layers;
+        self.peak_rss_bytes = peak::peak_rss_bytes();
+        self.parts.linear += run.parts.linear;
         self.parts.head += run.parts.head;
         self.parts.attention += run.parts.attention;
         self.parts.encoding += run.parts.encoding;
+        self.parts.rest += run.parts.rest;
         // The fork shares what was there, so that what it added is the growth of one sequence.
         let before = attended(&self.memory) as f64;
         self.attended_bytes = (before + attended(&run.memory_after) as f64) / 2.0;
@@ -336,6 +346,7 @@ fn rows<'s>(
                     memory: *memory,
                     attended_bytes: 0.0,
                     perplexity: None,
+                    peak_rss_bytes: None,
                 })
         })
     })

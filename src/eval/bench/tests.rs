@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use super::*;
 use crate::compute::cpu::Cpu;
+use crate::engine::LinearWatch;
 use crate::engine::clock::ScriptedClock;
 use crate::model::geometry::geometry;
+use crate::model::ops::{Arithmetic, Load};
 use crate::model::tiny::{TinyConfig, TinyModel};
 use crate::model::transformer::Transformer;
 
@@ -25,13 +27,17 @@ fn pools() -> Vec<Pool> {
 
 /// Calls `test` with a bench over two layers of a random model.
 fn with_bench(test: impl FnOnce(&Bench<'_>)) {
-    let model = Transformer::<Cpu>::load(Arc::new(TinyModel::new(&TinyConfig::default()))).unwrap();
+    let source = Arc::new(TinyModel::new(&TinyConfig::default()));
+    let cpu = Cpu::load(source, Arithmetic::F32).unwrap();
+    let (clock, linear) = (ScriptedClock::new(TICK), Tally::default());
+    let model = Transformer::over(LinearWatch::new(cpu, &clock, &linear));
     let text: Vec<u32> = (0..301).map(|i| i * i % 251).collect();
     test(&Bench {
         model: &model,
+        linear: &linear,
         geometry: &geometry(model.spec(), 1024),
         calibration: None,
-        clock: &ScriptedClock::new(TICK),
+        clock: &clock,
         text: &text,
     });
 }
@@ -64,13 +70,15 @@ fn strategies_take_turns_within_each_repetition_and_times_have_their_parts() {
         assert_eq!(heard[2 + 8..][..2], [(Work::Prefill, 20); 2]);
         for row in &rows {
             assert_eq!(row.runs.len(), 3);
-            // A step calls append and attend in two layers, commit once, and the head once if logits are due: two
-            // readings each, one tick between them.
+            // A step calls append, attend and four linear products in two layers, commit once, and the head once if
+            // logits are due: two readings each, one tick between them.
             let steps = if row.test.work == Work::Decode { 4 } else { 1 };
             assert_eq!(row.parts.encoding, 3 * 3 * steps * TICK);
             assert_eq!(row.parts.attention, 3 * 2 * steps * TICK);
             assert_eq!(row.parts.head, 3 * steps * TICK);
-            assert_eq!(row.runs[0].wall, (12 * steps + 1) * TICK);
+            assert_eq!(row.parts.linear, 3 * 8 * steps * TICK);
+            assert_eq!(row.runs[0].wall, (28 * steps + 1) * TICK);
+            assert_eq!(row.parts.rest, 3 * (14 * steps + 1) * TICK);
             assert_eq!(row.parts.total(), row.runs.iter().map(|r| r.wall).sum());
         }
     });
