@@ -20,7 +20,7 @@ pub struct Stored<'a> {
     pub n_rows: usize,
     /// Channels of a row.
     pub dim: usize,
-    /// What is read next: its beginning is read meanwhile.
+    /// What is read next: its beginning is asked for meanwhile.
     pub ahead: &'a [u8],
     /// How keys are turned before they meet queries, if they are.
     pub turn: Option<Turn<'a>>,

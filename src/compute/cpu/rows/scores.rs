@@ -1,7 +1,7 @@
 //! Scores: lanes are rows, 32 at a time, to which one channel after the other is added.
 
 use super::turn::{add, columns_strip, turned_strip};
-use super::{LANES, Layout, QUERIES, Room, Rows, STRIP, Turn, for_each_channel, touch};
+use super::{LANES, Layout, QUERIES, Room, Rows, STRIP, Turn, ask, for_each_channel};
 use crate::compute::cpu::gemm::MatMut;
 use crate::compute::cpu::simd::{Simd, simd_kernel};
 
@@ -34,7 +34,7 @@ unsafe fn scores_body<S: Simd, L: Layout>(
     let mut first = 0;
     while first < n_queries {
         let left = n_queries - first;
-        let width = left.div_ceil(left.div_ceil(QUERIES));
+        let width = left.div_ceil(left.div_ceil(S::ABREAST));
         let q = &q[first * dim..];
         let to = MatMut {
             data: &mut out.data[first * out.stride..],
@@ -43,10 +43,10 @@ unsafe fn scores_body<S: Simd, L: Layout>(
         // SAFETY: the instruction set is there; `q` and `to` have `width` rows, of `dim` and of at least n elements.
         unsafe {
             match width {
-                1 => score_pass::<S, L, 1>(layout, rows, q, room, to),
-                2 => score_pass::<S, L, 2>(layout, rows, q, room, to),
-                3 => score_pass::<S, L, 3>(layout, rows, q, room, to),
-                _ => score_pass::<S, L, QUERIES>(layout, rows, q, room, to),
+                4 if S::ABREAST >= 4 => score_pass::<S, L, 4>(layout, rows, q, room, to),
+                3 if S::ABREAST >= 3 => score_pass::<S, L, 3>(layout, rows, q, room, to),
+                2 if S::ABREAST >= 2 => score_pass::<S, L, 2>(layout, rows, q, room, to),
+                _ => score_pass::<S, L, 1>(layout, rows, q, room, to),
             }
         }
         first += width;
@@ -103,7 +103,7 @@ unsafe fn store<S: Simd, const Q: usize>(scores: &[[S::F; Q]; 2], to: *mut f32, 
     }
 }
 
-/// The scores of two vectors of rows for Q queries: enough chains to keep the multipliers busy. `next` is read later.
+/// The scores of two vectors of rows for Q queries: enough chains to keep the multipliers busy. `next` is asked for meanwhile.
 ///
 /// # Safety
 /// The instruction set is there; 32 rows may be read at `row`, `[Q][dim]` numbers at `q`.
@@ -134,7 +134,7 @@ unsafe fn strip<S: Simd, L: Layout, const Q: usize>(
                 dim: rows.dim,
             };
             let (now, later) = next.split_at(share.min(next.len()));
-            touch(now);
+            ask::<S>(now);
             next = later;
             if S::WIDE {
                 for_each_channel!(L, c => group.add::<Q>(c, &mut acc));
@@ -214,7 +214,7 @@ unsafe fn turned<S: Simd, L: Layout>(
         let mut first = 0;
         while first < n_queries {
             let left = n_queries - first;
-            let width = left.div_ceil(left.div_ceil(QUERIES));
+            let width = left.div_ceil(left.div_ceil(S::ABREAST));
             let q = &q[first * dim..(first + width) * dim];
             let mut all = [[0.0f32; STRIP]; QUERIES];
             let to = all.as_mut_ptr().cast();
@@ -222,10 +222,10 @@ unsafe fn turned<S: Simd, L: Layout>(
             // SAFETY: `columns` holds 32 rows of `dim` channels, `q` `width` queries; `all` takes their scores.
             unsafe {
                 match width {
-                    1 => pass::<S, 1>(columns, turn, q, to),
-                    2 => pass::<S, 2>(columns, turn, q, to),
-                    3 => pass::<S, 3>(columns, turn, q, to),
-                    _ => pass::<S, QUERIES>(columns, turn, q, to),
+                    4 if S::ABREAST >= 4 => pass::<S, 4>(columns, turn, q, to),
+                    3 if S::ABREAST >= 3 => pass::<S, 3>(columns, turn, q, to),
+                    2 if S::ABREAST >= 2 => pass::<S, 2>(columns, turn, q, to),
+                    _ => pass::<S, 1>(columns, turn, q, to),
                 }
             }
             for (i, all) in all.iter().enumerate().take(width) {

@@ -1,6 +1,6 @@
 //! Weighted sums: lanes are channels, which stay in registers while all rows pass.
 
-use super::{LANES, Layout, QUERIES, Rows, STRETCH, STRIP, touch};
+use super::{LANES, Layout, Rows, STRETCH, STRIP, ask};
 use crate::compute::cpu::gemm::Mat;
 use crate::compute::cpu::simd::{Simd, simd_kernel};
 
@@ -27,7 +27,7 @@ unsafe fn weighted_sum_body<S: Simd, L: Layout>(
     let mut first = 0;
     while first < n_queries {
         let left = n_queries - first;
-        let width = left.div_ceil(left.div_ceil(QUERIES));
+        let width = left.div_ceil(left.div_ceil(S::ABREAST));
         let w = Mat {
             data: &weights.data[first * weights.stride..],
             stride: weights.stride,
@@ -36,10 +36,10 @@ unsafe fn weighted_sum_body<S: Simd, L: Layout>(
         // SAFETY: the instruction set is there; `w` has `width` rows of at least n elements.
         unsafe {
             match width {
-                1 => sum_pass::<S, L, 1>(layout, rows, w, out),
-                2 => sum_pass::<S, L, 2>(layout, rows, w, out),
-                3 => sum_pass::<S, L, 3>(layout, rows, w, out),
-                _ => sum_pass::<S, L, QUERIES>(layout, rows, w, out),
+                4 if S::ABREAST >= 4 => sum_pass::<S, L, 4>(layout, rows, w, out),
+                3 if S::ABREAST >= 3 => sum_pass::<S, L, 3>(layout, rows, w, out),
+                2 if S::ABREAST >= 2 => sum_pass::<S, L, 2>(layout, rows, w, out),
+                _ => sum_pass::<S, L, 1>(layout, rows, w, out),
             }
         }
         first += width;
@@ -62,7 +62,7 @@ unsafe fn sum_pass<S: Simd, L: Layout, const Q: usize>(
         v += unsafe {
             match n_vectors - v {
                 4.. if S::WIDE => sum_strip::<S, L, Q, 4>(layout, rows, weights, v, out),
-                2.. => sum_strip::<S, L, Q, 2>(layout, rows, weights, v, out),
+                2.. if S::ABREAST > 1 => sum_strip::<S, L, Q, 2>(layout, rows, weights, v, out),
                 _ => sum_strip::<S, L, Q, 1>(layout, rows, weights, v, out),
             }
         };
@@ -114,7 +114,7 @@ unsafe fn sum_strip<S: Simd, L: Layout, const Q: usize, const V: usize>(
             if r >= calm && (r - calm).is_multiple_of(STRETCH) {
                 let from = (r - calm) * rows.stride;
                 let n = STRETCH * rows.stride;
-                touch(rows.ahead.get(from..from + n).unwrap_or(&[]));
+                ask::<S>(rows.ahead.get(from..from + n).unwrap_or(&[]));
             }
             let mut x = [S::splat(0.0); V];
             for (j, x) in x.iter_mut().enumerate() {

@@ -1,6 +1,6 @@
 //! Rows as numbers: in columns, for products with queries; in rows, as a format's own decoder gives them.
 
-use super::{LANES, Layout, Room, Rows, STRIP, for_each_channel, touch};
+use super::{LANES, Layout, Room, Rows, STRIP, ask, for_each_channel};
 use crate::compute::cpu::gemm::MatMut;
 use crate::compute::cpu::simd::{Simd, simd_kernel};
 
@@ -60,7 +60,7 @@ unsafe fn columns_body<S: Simd, L: Layout>(
     }
 }
 
-/// Unpacks 32 rows: channel c goes to `to[c * stride..]`. `next` is read later.
+/// Unpacks 32 rows: channel c goes to `to[c * stride..]`. `next` is asked for meanwhile.
 ///
 /// # Safety
 /// The instruction set is there; the layout takes the rows, of which 32 may be read at `row`; for each channel 32 numbers
@@ -78,7 +78,7 @@ pub(super) unsafe fn strip<S: Simd, L: Layout>(
     let mut first = 0;
     while first < whole {
         let (now, later) = next.split_at(share.min(next.len()));
-        touch(now);
+        ask::<S>(now);
         next = later;
         for b in 0..STRIP / LANES {
             // SAFETY: the caller's promise.

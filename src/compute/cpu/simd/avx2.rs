@@ -20,6 +20,7 @@ impl Simd for Avx2 {
     type F = [__m256; 2];
     type I = [__m256i; 2];
     const WIDE: bool = false;
+    const ABREAST: usize = 4;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {

@@ -27,6 +27,7 @@ impl Simd for Lanes {
     type F = [f32; LANES];
     type I = [u32; LANES];
     const WIDE: bool = false;
+    const ABREAST: usize = if cfg!(target_arch = "x86_64") { 1 } else { 4 };
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {

@@ -41,6 +41,9 @@ pub trait Simd: Copy + 'static {
     type I: Copy;
     /// Rows and columns of the largest tile of accumulators that stays in registers.
     const WIDE: bool;
+    /// Rows that pass together over what is unpacked once, at most 4. Code for each number of them takes its time to
+    /// compile: there is one where the lanes are the last resort.
+    const ABREAST: usize;
 
     /// x in every lane.
     unsafe fn splat(x: f32) -> Self::F;

@@ -19,6 +19,7 @@ impl Simd for Avx512 {
     type F = __m512;
     type I = __m512i;
     const WIDE: bool = true;
+    const ABREAST: usize = 4;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
