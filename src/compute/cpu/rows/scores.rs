@@ -64,30 +64,31 @@ unsafe fn score_pass<S: Simd, L: Layout, const Q: usize>(
     out: MatMut<'_>,
 ) {
     let n = rows.n();
-    if n < STRIP {
+    let is_short = n < STRIP;
+    let mut few = [[0.0f32; STRIP]; Q];
+    // One place where a strip is scored, since it is a long piece of code.
+    let (from, to, stride) = if is_short {
         let padded = Room::padded(&mut room.padding, rows, 0);
-        // SAFETY: 32 rows lie there.
-        let scores = unsafe { strip::<S, L, Q>(layout, padded.as_ptr(), rows, &[], q.as_ptr()) };
-        let mut all = [[0.0f32; STRIP]; Q];
-        // SAFETY: `all` has 32 elements for each query.
-        unsafe { store::<S, Q>(&scores, all.as_mut_ptr().cast(), STRIP) };
-        for (i, all) in all.iter().enumerate() {
-            out.data[i * out.stride..][..n].copy_from_slice(&all[..n]);
-        }
-        return;
-    }
-    let to = out.data.as_mut_ptr();
+        (padded.as_ptr(), few.as_mut_ptr().cast(), STRIP)
+    } else {
+        (rows.bytes.as_ptr(), out.data.as_mut_ptr(), out.stride)
+    };
     let mut r = 0;
     while r < n {
         // A last strip that would be short has rows that were there before.
-        let at = r.min(n - STRIP);
-        // SAFETY: 32 rows from `at` on lie inside `bytes`, and so do their scores inside `out`.
+        let at = r.min(n.saturating_sub(STRIP));
+        // SAFETY: 32 rows from `at` on can be read, and there is room for their scores.
         unsafe {
-            let row = rows.bytes.as_ptr().add(at * rows.stride);
+            let row = from.add(at * rows.stride);
             let scores = strip::<S, L, Q>(layout, row, rows, rows.after(at), q.as_ptr());
-            store::<S, Q>(&scores, to.add(at), out.stride);
+            store::<S, Q>(&scores, to.add(at), stride);
         }
         r += STRIP;
+    }
+    if is_short {
+        for (i, few) in few.iter().enumerate() {
+            out.data[i * out.stride..][..n].copy_from_slice(&few[..n]);
+        }
     }
 }
 
