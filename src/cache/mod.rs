@@ -18,6 +18,7 @@ mod chain;
 mod commit;
 pub mod encode;
 mod formats;
+mod head_view;
 mod memory;
 pub mod pack;
 mod paged;

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::append::{Appender, check_span};
-use super::attention::{HeadView, Tile};
+use super::attention::Tile;
 use super::commit::{commit_layer, truncate};
+use super::head_view::HeadView;
 use super::pages::{HostStore, PageStore, Tier};
 use super::places::{Places, Reader};
 use super::predict::{Carries, Carry, Walk};

@@ -6,7 +6,7 @@
 use std::sync::Mutex;
 
 use super::RANGE;
-use super::attention::HeadView;
+use super::head_view::HeadView;
 use super::places::ReadBuffers;
 use super::stage::{Side, Work};
 use super::visibility::Class;

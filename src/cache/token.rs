@@ -5,8 +5,8 @@
 //!
 //! ```text
 //! range      0    1    2    3  |  4    5    6    7  |  8 …
-//! head 0     task 0            |  task 1            |           each range: m, l, Σ exp(s − m)·v
-//! head 1     task 2            |  task 3            |
+//! head 0     task 0            |  task 2            |           each range: m, l, Σ exp(s − m)·v
+//! head 1     task 1            |  task 3            |
 //! merge      0 → 1 → 2 → 3 → 4 …   per head, in order
 //! ```
 
@@ -14,8 +14,9 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::attention::{HeadView, Tile};
+use super::attention::Tile;
 use super::formats::{Format, Mask};
+use super::head_view::HeadView;
 use super::places::Page;
 use super::runs::{Run, Runs};
 use super::scratch::{Pool, Scratch, merge, room};
@@ -24,6 +25,7 @@ use super::stored::{Decoded, StoredRange};
 use super::visibility::Class;
 use super::{CacheError, RANGE};
 use crate::compute::cpu::gemm::{Mat, MatMut};
+use crate::compute::cpu::rows;
 use crate::compute::cpu::vector::{exp_sum, max};
 
 /// Ranges of one task.
@@ -79,50 +81,55 @@ fn sum(
     pool: &Pool,
     partials: &mut Vec<f32>,
 ) -> Result<(), CacheError> {
-    let first = views[0].first_range(position) as usize;
     let end = position as usize / RANGE + 1;
-    let shape = Shape::of(&views[0]);
+    let view = &views[0];
+    let first = view.first_range(position) as usize;
+    let shape = Shape::of(view);
     let size = shape.size();
     for wave in (first..end).step_by(WAVE) {
         let wave = wave..end.min(wave + WAVE);
         let n = views.len() * wave.len() * size;
         room(partials, n);
         partials.resize(n, 0.0);
-        let own = partials.chunks_exact_mut(wave.len() * size);
-        if views.len() * wave.len() <= FEW || rayon::current_num_threads() == 1 {
-            for ((view, scratch), own) in views.iter().zip(heads.iter_mut()).zip(own) {
-                let q = std::mem::take(&mut scratch.q);
-                let asked = q.each_ref().map(Vec::as_slice);
-                let done = scratch.partials_of(*view, (position, wave.clone()), asked, own);
-                scratch.q = q;
-                done?;
-            }
-        } else {
-            let asked = &*heads;
-            let tasks: Vec<(usize, Range<usize>, &mut [f32])> = own
-                .enumerate()
-                .flat_map(|(h, own)| {
-                    let parts = own.chunks_mut(TASK * size);
-                    let parts = parts.zip(wave.clone().step_by(TASK));
-                    parts.map(move |(part, r)| (h, r..r + part.len() / size, part))
-                })
-                .collect();
-            tasks.into_par_iter().try_for_each(|(h, ranges, part)| {
-                let mut scratch = pool.take();
-                let q = asked[h].q.each_ref().map(Vec::as_slice);
-                let done = scratch.partials_of(views[h], (position, ranges), q, part);
-                pool.give(scratch);
-                done
-            })?;
+        let asked = &*heads;
+        let run = |(h, ranges, part): Task<'_>| {
+            let mut scratch = pool.take();
+            let q = asked[h].q.each_ref().map(Vec::as_slice);
+            let done = scratch.partials_of(views[h], (position, ranges), q, part);
+            pool.give(scratch);
+            done
+        };
+        let mut tasks = tasks(wave.clone(), views.len(), size, partials);
+        if !view.turns_keys() {
+            // One head after the other: what is asked for ahead is what comes next.
+            tasks.sort_by_key(|&(h, ..)| h);
         }
-        let own = partials.chunks_exact_mut(wave.len() * size);
-        for (scratch, own) in heads.iter_mut().zip(own) {
-            for partial in own.chunks_exact_mut(size) {
-                scratch.take_in(shape.split(partial));
+        if views.len() * wave.len() <= FEW || rayon::current_num_threads() == 1 {
+            tasks.into_iter().try_for_each(run)?;
+        } else {
+            tasks.into_par_iter().try_for_each(run)?;
+        }
+        for (h, _, part) in self::tasks(wave, views.len(), size, partials) {
+            for partial in part.chunks_exact_mut(size) {
+                heads[h].take_in(shape.split(partial));
             }
         }
     }
     Ok(())
+}
+
+/// A head, some ranges, and where their partial results go.
+type Task<'a> = (usize, Range<usize>, &'a mut [f32]);
+
+/// All heads of a few ranges, then all of the next: where keys are turned, those of all heads are turned by the same angles.
+fn tasks(wave: Range<usize>, n_heads: usize, size: usize, partials: &mut [f32]) -> Vec<Task<'_>> {
+    let blocks = partials.chunks_mut(n_heads * TASK * size);
+    let tasks = wave.step_by(TASK).zip(blocks).flat_map(|(first, block)| {
+        let n = block.len() / n_heads;
+        let parts = block.chunks_exact_mut(n).enumerate();
+        parts.map(move |(h, part)| (h, first..first + n / size, part))
+    });
+    tasks.collect()
 }
 
 /// Which range is asked for by a query at which position.
@@ -224,8 +231,20 @@ impl<'a> HeadView<'a> {
 
     /// The bytes of a page, as far as they can be had without work.
     fn ahead(&self, side: Side, class: Class, range: u32) -> &'a [u8] {
-        let page = self.state.tables[side as usize][class as usize].page(range);
-        page.map_or(&[], |page| self.reader.view(page))
+        let Some(page) = self.state.tables[side as usize][class as usize].page(range) else {
+            return &[];
+        };
+        let bytes = self.reader.view(page);
+        let format = page.format(self.formats.ladder(self.head, side, class));
+        if format.codec.page_rows() > 1 {
+            // A page's scales lie behind its rows, and are what is read first.
+            rows::ask_for(
+                &bytes[bytes
+                    .len()
+                    .saturating_sub(format.scale_bytes(page.stored()))..],
+            );
+        }
+        bytes
     }
 }
 

@@ -159,11 +159,15 @@ impl Channel {
         (0..page.n_rows.div_ceil(group)).filter_map(move |g| {
             let own = rows.start.max(g * group)..rows.end.min((g + 1) * group);
             let bytes = own.start * stride..own.end * stride;
-            let n = page.ahead.len();
+            let is_last = own.end == rows.end;
             (!own.is_empty()).then(|| Part {
                 group: g,
                 stored: Rows {
-                    ahead: &page.ahead[own.start * n / page.n_rows..own.end * n / page.n_rows],
+                    ahead: if is_last {
+                        page.ahead
+                    } else {
+                        &page.bytes[bytes.end..]
+                    },
                     bytes: &page.bytes[bytes],
                     stride,
                     dim: page.dim,

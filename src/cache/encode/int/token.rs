@@ -59,10 +59,11 @@ impl Token {
 
     fn kernel_of<const B: usize>(&self) -> Box<dyn Kernel> {
         let grid = self.grid;
-        Box::new(rows::Grid::<B> {
-            group: self.group,
-            symmetric_zero: (!grid.has_zero).then(|| grid.symmetric_zero()),
-            steps: match grid.scales {
+        let zero = (!grid.has_zero).then(|| grid.symmetric_zero());
+        Box::new(rows::Grid::<B>::new(
+            self.group,
+            zero,
+            match grid.scales {
                 ScaleFormat::F16 => rows::Steps::F16,
                 ScaleFormat::Bf16 => rows::Steps::Bf16,
                 ScaleFormat::Fp8 => {
@@ -74,7 +75,7 @@ impl Token {
                     rows::Steps::Bytes(tables)
                 }
             },
-        })
+        ))
     }
 
     /// Fills the tile that starts at channel `first`.

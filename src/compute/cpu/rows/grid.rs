@@ -110,21 +110,50 @@ impl<S: Simd, const B: usize> Codes<S, B> {
 /// value is code · step + zero, rounded once.
 #[derive(Debug, Clone)]
 pub struct Grid<const B: usize> {
-    /// Channels of a group.
-    pub group: usize,
+    /// Channels of a group; beside them, what a channel is shifted by to be the number of its group (a division in the
+    /// innermost loop would cost as much as all else).
+    group: (usize, u32),
     /// The zero in steps, where it isn't stored.
-    pub symmetric_zero: Option<f32>,
+    symmetric_zero: Option<f32>,
     /// How steps and zeros are stored.
-    pub steps: Steps,
+    steps: Steps,
 }
 
 impl<const B: usize> Grid<B> {
+    /// Groups of `group` channels; a symmetric grid's zero, in steps; how steps and zeros are stored.
+    pub fn new(group: usize, symmetric_zero: Option<f32>, steps: Steps) -> Self {
+        Self {
+            group: (group, group.next_power_of_two().trailing_zeros()),
+            symmetric_zero,
+            steps,
+        }
+    }
+
     /// Where a channel's step and zero lie.
     #[inline(always)]
     fn places(&self, dim: usize, channel: usize) -> (usize, usize) {
-        let (n_groups, group) = (dim.div_ceil(self.group), channel / self.group);
+        let shift = self.group.1;
+        let (n_groups, group) = (((dim - 1) >> shift) + 1, channel >> shift);
         let (steps, bytes) = (dim * B / 8, self.steps.bytes());
         (steps + bytes * group, steps + bytes * (n_groups + group))
+    }
+
+    /// A channel's step and zero.
+    ///
+    /// # Safety
+    /// As of [`Layout`].
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(&self, row: *const u8, dim: usize, channel: usize) -> [S::F; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (step, zero) = self.places(dim, channel);
+            let step = self.steps.splat::<S>(Number::Step, row.add(step));
+            let zero = match self.symmetric_zero {
+                Some(zero) => S::mul(S::splat(zero), step),
+                None => self.steps.splat::<S>(Number::Zero, row.add(zero)),
+            };
+            [step, zero]
+        }
     }
 }
 
@@ -138,12 +167,14 @@ unsafe impl<const B: usize> Layout for Grid<B> {
     type Held<S: Simd> = (Codes<S, B>, S::F, S::F);
 
     fn row_bytes(&self, dim: usize) -> usize {
-        let n_groups = dim.div_ceil(self.group);
+        let n_groups = dim.div_ceil(self.group.0);
         let n_numbers = if self.symmetric_zero.is_some() { 1 } else { 2 };
         dim * B / 8 + n_groups * n_numbers * self.steps.bytes()
     }
     fn fits(&self, dim: usize) -> bool {
-        dim.is_multiple_of(STEP) && (self.group.is_multiple_of(STEP) || self.group >= dim)
+        let (group, _) = self.group;
+        dim.is_multiple_of(STEP)
+            && (group >= dim || group.is_power_of_two() && group.is_multiple_of(STEP))
     }
     #[inline(always)]
     unsafe fn hold<S: Simd>(&self, row: *const u8, rows: Rows<'_>, first: usize) -> Self::Held<S> {
@@ -170,14 +201,35 @@ unsafe impl<const B: usize> Layout for Grid<B> {
     #[inline(always)]
     unsafe fn values<S: Simd>(&self, row: *const u8, rows: Rows<'_>, first: usize) -> S::F {
         unsafe {
-            let (step, zero) = self.places(rows.dim, first);
-            let step = self.steps.splat::<S>(Number::Step, row.add(step));
-            let zero = match self.symmetric_zero {
-                Some(zero) => S::mul(S::splat(zero), step),
-                None => self.steps.splat::<S>(Number::Zero, row.add(zero)),
-            };
+            let [step, zero] = self.scales::<S>(row, rows.dim, first);
             let codes = Codes::<S, B>::of_row(row.add(first * B / 8));
             S::fma(Codes::<S, B>::number(codes), step, zero)
+        }
+    }
+    #[inline(always)]
+    unsafe fn run<S: Simd, const V: usize>(
+        &self,
+        row: *const u8,
+        rows: Rows<'_>,
+        first: usize,
+    ) -> [S::F; V] {
+        let shift = self.group.1;
+        unsafe {
+            let mut x = [S::splat(0.0); V];
+            if B == 8 || V == 1 || first >> shift != (first + V * LANES - 1) >> shift {
+                for (j, x) in x.iter_mut().enumerate() {
+                    *x = self.values::<S>(row, rows, first + j * LANES);
+                }
+                return x;
+            }
+            // One group: the values of all its codes are at hand.
+            let [step, zero] = self.scales::<S>(row, rows.dim, first);
+            let table = S::fma(S::load(const { ramp::<B>() }.as_ptr()), step, zero);
+            for (j, x) in x.iter_mut().enumerate() {
+                let codes = row.add((first + j * LANES) * B / 8);
+                *x = S::lookup(table, Codes::<S, B>::of_row(codes));
+            }
+            x
         }
     }
 }

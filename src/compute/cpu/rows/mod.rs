@@ -118,6 +118,14 @@ fn ask<S: Simd>(bytes: &[u8]) {
     }
 }
 
+/// Asks for what will be read soon.
+pub fn ask_for(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    ask::<super::simd::Avx2>(bytes);
+    #[cfg(not(target_arch = "x86_64"))]
+    ask::<super::simd::Lanes>(bytes);
+}
+
 /// A format's kernels, whatever its [`Layout`].
 pub trait Kernel: Send + Sync {
     /// Whether rows of `dim` channels can be read as they are stored: if not, they are decoded first.
@@ -189,6 +197,23 @@ pub unsafe trait Layout {
     unsafe fn channel<S: Simd>(&self, held: &Self::Held<S>, first: usize, c: usize) -> S::F;
     /// Channels `first..first + 16` of one row.
     unsafe fn values<S: Simd>(&self, row: *const u8, rows: Rows<'_>, first: usize) -> S::F;
+    /// V times 16 channels of one row from `first` on.
+    #[inline(always)]
+    unsafe fn run<S: Simd, const V: usize>(
+        &self,
+        row: *const u8,
+        rows: Rows<'_>,
+        first: usize,
+    ) -> [S::F; V] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut x = [S::splat(0.0); V];
+            for (j, x) in x.iter_mut().enumerate() {
+                *x = self.values::<S>(row, rows, first + j * LANES);
+            }
+            x
+        }
+    }
     /// Channel `c` of 16 rows, past the last whole step.
     unsafe fn rest<S: Simd>(&self, _row: *const u8, _rows: Rows<'_>, _c: usize) -> S::F {
         // SAFETY: the caller's promise. A layout that fits whole steps alone is never asked.

@@ -193,7 +193,6 @@ unsafe fn turned<S: Simd, L: Layout>(
     out: MatMut<'_>,
 ) {
     let (n, dim) = (rows.n(), rows.dim);
-    let n_queries = q.len() / dim;
     let columns = Room::strip(&mut room.columns, dim);
     for r in (0..n).step_by(STRIP) {
         let n_here = STRIP.min(n - r);
@@ -212,41 +211,68 @@ unsafe fn turned<S: Simd, L: Layout>(
                 STRIP,
             );
         }
-        let mut first = 0;
-        while first < n_queries {
-            let left = n_queries - first;
-            let width = left.div_ceil(left.div_ceil(S::ABREAST));
-            let q = &q[first * dim..(first + width) * dim];
-            let mut all = [[0.0f32; STRIP]; QUERIES];
-            let to = all.as_mut_ptr().cast();
-            let turn = (first == 0).then(|| turn.from_row(r)).flatten();
-            // SAFETY: `columns` holds 32 rows of `dim` channels, `q` `width` queries; `all` takes their scores.
-            unsafe {
-                match width {
-                    4 if S::ABREAST >= 4 => pass::<S, 4>(columns, turn, q, to),
-                    3 if S::ABREAST >= 3 => pass::<S, 3>(columns, turn, q, to),
-                    2 if S::ABREAST >= 2 => pass::<S, 2>(columns, turn, q, to),
-                    _ => pass::<S, 1>(columns, turn, q, to),
-                }
+        let to = MatMut {
+            data: &mut out.data[r..],
+            stride: out.stride,
+        };
+        // SAFETY: the caller's promise; `columns` holds 32 rows.
+        unsafe { meet::<S>(columns, turn.from_row(r), (q, dim), to, n_here) };
+    }
+}
+
+/// Scores of 32 rows in columns, of which `n` count, for any number of queries; the rows are turned in place before.
+///
+/// # Safety
+/// As in [`turned`].
+#[inline(always)]
+unsafe fn meet<S: Simd>(
+    columns: &mut [f32],
+    mut turn: Option<Turn<'_>>,
+    (q, dim): (&[f32], usize),
+    out: MatMut<'_>,
+    n: usize,
+) {
+    let n_queries = q.len() / dim;
+    let width = n_queries.div_ceil(n_queries.div_ceil(S::ABREAST));
+    let mut first = 0;
+    for q in q.chunks(width * dim) {
+        let width = q.len() / dim;
+        let mut all = [[0.0f32; STRIP]; QUERIES];
+        let (to, stride) = if n == STRIP {
+            (out.data[first * out.stride..].as_mut_ptr(), out.stride)
+        } else {
+            (all.as_mut_ptr().cast(), STRIP)
+        };
+        let turn = turn.take();
+        // SAFETY: `columns` holds 32 rows of `dim` channels, `q` `width` queries; `to` takes their scores.
+        unsafe {
+            match width {
+                4 if S::ABREAST >= 4 => pass::<S, 4>(columns, turn, q, (to, stride)),
+                3 if S::ABREAST >= 3 => pass::<S, 3>(columns, turn, q, (to, stride)),
+                2 if S::ABREAST >= 2 => pass::<S, 2>(columns, turn, q, (to, stride)),
+                _ => pass::<S, 1>(columns, turn, q, (to, stride)),
             }
-            for (i, all) in all.iter().enumerate().take(width) {
-                out.data[(first + i) * out.stride + r..][..n_here].copy_from_slice(&all[..n_here]);
-            }
-            first += width;
         }
+        if n < STRIP {
+            for (i, all) in all.iter().enumerate().take(width) {
+                out.data[(first + i) * out.stride..][..n].copy_from_slice(&all[..n]);
+            }
+        }
+        first += width;
     }
 }
 
 /// Scores of 32 rows in columns, which are turned in place before if they have not been yet.
 ///
 /// # Safety
-/// The instruction set is there; `q` has Q rows; the turn has angles for 32 rows; 32 · Q numbers may be written at `to`.
+/// The instruction set is there; `q` has Q rows; the turn has angles for 32 rows; 32 numbers may be
+/// written at `to`, and for each further query `stride` numbers on.
 #[inline(always)]
 unsafe fn pass<S: Simd, const Q: usize>(
     columns: &mut [f32],
     turn: Option<Turn<'_>>,
     q: &[f32],
-    to: *mut f32,
+    (to, stride): (*mut f32, usize),
 ) {
     let dim = q.len() / Q;
     // SAFETY: the caller's promise.
@@ -255,6 +281,6 @@ unsafe fn pass<S: Simd, const Q: usize>(
             Some(turn) => turned_strip::<S, Q>(columns, turn, q),
             None => columns_strip::<S, Q>(columns, 0..dim, q, [[S::splat(0.0); Q]; 2]),
         };
-        store::<S, Q>(&scores, to, STRIP);
+        store::<S, Q>(&scores, to, stride);
     }
 }

@@ -105,6 +105,7 @@ unsafe fn sum_strip<S: Simd, L: Layout, const Q: usize, const V: usize>(
         }
         let mut row = rows.bytes.as_ptr();
         let mut w = weights.data.as_ptr();
+        // Rows in order come by themselves; what lies elsewhere is asked for during the last of them.
         let calm = if v == 0 {
             rows.n().saturating_sub(STRIP)
         } else {
@@ -116,10 +117,7 @@ unsafe fn sum_strip<S: Simd, L: Layout, const Q: usize, const V: usize>(
                 let n = STRETCH * rows.stride;
                 ask::<S>(rows.ahead.get(from..from + n).unwrap_or(&[]));
             }
-            let mut x = [S::splat(0.0); V];
-            for (j, x) in x.iter_mut().enumerate() {
-                *x = layout.values::<S>(row, rows, (v + j) * LANES);
-            }
+            let x = layout.run::<S, V>(row, rows, v * LANES);
             for (i, acc) in acc.iter_mut().enumerate() {
                 let weight = S::splat(*w.add(i * weights.stride));
                 for (j, sum) in acc.iter_mut().enumerate() {
