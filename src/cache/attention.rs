@@ -122,7 +122,7 @@ impl Scratch {
         if view.decodes_keys(class) || page.live() != page.stored() {
             view.decode_keys(class, (page, format), &mut self.buffers, &mut self.rows)?;
             let turn = turning.map(|t| t.rope.turn(t.first, page.live(), &mut self.work.angles));
-            Decoded::new(&self.rows, dim, &mut self.work.padding)
+            Decoded::new(&self.rows, dim, &mut self.work.room)
                 .turned(turn)
                 .columns(columns);
         } else {

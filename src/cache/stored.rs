@@ -62,7 +62,7 @@ impl<'a> StoredRange<'a> {
 #[derive(Debug, Default)]
 pub struct Work {
     /// Of kernels over rows.
-    pub padding: Room,
+    pub room: Room,
     /// Decoded rows.
     pub rows: Vec<f32>,
     /// Tables that a codec makes for a page.
@@ -74,7 +74,7 @@ pub struct Work {
 /// Decoded rows.
 pub struct Decoded<'a> {
     rows: &'a [f32],
-    padding: &'a mut Room,
+    room: &'a mut Room,
     dim: usize,
     turn: Option<Turn<'a>>,
 }
@@ -94,7 +94,7 @@ impl Work {
         decode(stored.bytes, &mut self.rows[..n]);
         Decoded {
             rows: &self.rows[..n],
-            padding: &mut self.padding,
+            room: &mut self.room,
             dim: stored.dim,
             turn: stored.turn,
         }
@@ -104,16 +104,16 @@ impl Work {
     pub fn sizes(&self) -> impl Iterator<Item = usize> {
         let buffers = [&self.rows, &self.tables, &self.angles];
         let buffers = buffers.map(|b| b.capacity() * size_of::<f32>());
-        self.padding.sizes().into_iter().chain(buffers)
+        self.room.sizes().into_iter().chain(buffers)
     }
 }
 
 impl<'a> Decoded<'a> {
     /// Rows that are decoded already, `[row][dim]`.
-    pub fn new(rows: &'a [f32], dim: usize, padding: &'a mut Room) -> Self {
+    pub fn new(rows: &'a [f32], dim: usize, room: &'a mut Room) -> Self {
         Self {
             rows,
-            padding,
+            room,
             dim,
             turn: None,
         }
@@ -137,13 +137,13 @@ impl<'a> Decoded<'a> {
     /// Scores of all rows.
     pub fn scores(&mut self, q: &[f32], out: MatMut<'_>) {
         let all = self.part(0..self.rows.len() / self.dim);
-        F32.scores(all, q, self.padding, out);
+        F32.scores(all, q, self.room, out);
     }
 
     /// The columns of all rows.
     pub fn columns(&mut self, out: MatMut<'_>) {
         let all = self.part(0..self.rows.len() / self.dim);
-        F32.columns(all, self.padding, out);
+        F32.columns(all, self.room, out);
     }
 
     /// The weighted sum of some rows.
@@ -267,7 +267,7 @@ fn row_scores(
     out: MatMut<'_>,
 ) {
     match fitting(codec, stored) {
-        Some((kernel, rows)) => kernel.scores(rows, q, &mut work.padding, out),
+        Some((kernel, rows)) => kernel.scores(rows, q, &mut work.room, out),
         None => work
             .decoded(stored, |b, r| codec.decode_rows(b, stored.dim, r))
             .scores(q, out),
@@ -277,7 +277,7 @@ fn row_scores(
 /// Columns of rows that lie back to back.
 fn row_columns(codec: &dyn RowCodec, stored: Stored<'_>, work: &mut Work, out: MatMut<'_>) {
     match fitting(codec, stored) {
-        Some((kernel, rows)) => kernel.columns(rows, &mut work.padding, out),
+        Some((kernel, rows)) => kernel.columns(rows, &mut work.room, out),
         None => work
             .decoded(stored, |b, r| codec.decode_rows(b, stored.dim, r))
             .columns(out),

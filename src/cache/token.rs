@@ -344,7 +344,7 @@ impl Scratch {
             view.decode_keys(class, (page, format), &mut self.buffers, &mut self.rows)?;
             let turn = turning.map(|t| t.rope.turn(t.first, scored, &mut self.work.angles));
             let d = view.geometry.head_dim;
-            Decoded::new(&self.rows, d, &mut self.work.padding)
+            Decoded::new(&self.rows, d, &mut self.work.room)
                 .turned(turn)
                 .scores(q, out);
         } else {
@@ -391,7 +391,7 @@ impl Scratch {
             room(&mut self.rows, RANGE * d);
             self.rows.resize(positions.len() * d, 0.0);
             view.copy_restored((Side::V, class), &positions, &mut self.rows);
-            let decoded = Decoded::new(&self.rows, d, &mut self.work.padding);
+            let decoded = Decoded::new(&self.rows, d, &mut self.work.room);
             for run in Runs::new(page.live(), visible, all) {
                 let rows = run.from..run.from + run.n;
                 decoded.weighted_sum(rows, of(&self.weights, &run), sums);

@@ -65,7 +65,7 @@ impl PageCodec for Channel {
                 stride: out.stride,
             };
             self.read(steps, zeros, Some(&mut work.tables), |kernel| {
-                kernel.scores(part.stored, q, &mut work.padding, out);
+                kernel.scores(part.stored, q, &mut work.room, out);
             });
         }
     }
@@ -83,7 +83,7 @@ impl PageCodec for Channel {
                 stride: out.stride,
             };
             self.read(steps, zeros, Some(&mut work.tables), |kernel| {
-                kernel.columns(part.stored, &mut work.padding, out);
+                kernel.columns(part.stored, &mut work.room, out);
             });
         }
     }

@@ -33,6 +33,8 @@ pub use turn::{PairLayout, Turn};
 use super::gemm::{Mat, MatMut};
 use super::simd::{LANES, Simd};
 
+/// Bytes of rows during which all that is read next is asked for: it stays in a first-level cache beside them.
+const SMALL: usize = 12 << 10;
 /// Bytes that memory gives at a time.
 const CACHE_LINE: usize = 64;
 /// Rows of values between two looks ahead.
@@ -99,13 +101,35 @@ impl Rows<'_> {
         self.bytes.len() / self.stride
     }
 
-    /// What is read after the strip at row `at`: the next strip, or the beginning of what lies elsewhere.
+    /// What to ask for while the strip at row `at` is scored: as large a part of what lies elsewhere; of rows of many
+    /// bytes, which that would be too early for, the next strip, and only at last the beginning of what lies elsewhere.
     fn after(&self, at: usize) -> &[u8] {
+        if self.bytes.len() <= SMALL {
+            return self.part_of_ahead(at, STRIP);
+        }
         let size = STRIP * self.stride;
         match self.bytes.get(at * self.stride + size..) {
             Some(later) if !later.is_empty() => &later[..size.min(later.len())],
             _ => &self.ahead[..size.min(self.ahead.len())],
         }
+    }
+
+    /// The same while [`STRETCH`] rows from `at` on are summed: those after them come by themselves.
+    fn after_sums(&self, at: usize) -> &[u8] {
+        if self.bytes.len() <= SMALL {
+            return self.part_of_ahead(at, STRETCH);
+        }
+        let Some(row) = (at + STRIP).checked_sub(self.n()) else {
+            return &[];
+        };
+        let part = row * self.stride..(row + STRETCH) * self.stride;
+        self.ahead.get(part).unwrap_or(&[])
+    }
+
+    /// As large a part of what lies elsewhere as `n` rows from `at` on are of these.
+    fn part_of_ahead(&self, at: usize, n: usize) -> &[u8] {
+        let (size, all) = (self.ahead.len(), self.n());
+        &self.ahead[size * at / all..size * (at + n).min(all) / all]
     }
 }
 

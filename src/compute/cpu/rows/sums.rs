@@ -1,6 +1,6 @@
 //! Weighted sums: lanes are channels, which stay in registers while all rows pass.
 
-use super::{LANES, Layout, Rows, STRETCH, STRIP, ask};
+use super::{LANES, Layout, Rows, STRETCH, ask};
 use crate::compute::cpu::gemm::Mat;
 use crate::compute::cpu::simd::{Simd, simd_kernel};
 
@@ -105,17 +105,9 @@ unsafe fn sum_strip<S: Simd, L: Layout, const Q: usize, const V: usize>(
         }
         let mut row = rows.bytes.as_ptr();
         let mut w = weights.data.as_ptr();
-        // Rows in order come by themselves; what lies elsewhere is asked for during the last of them.
-        let calm = if v == 0 {
-            rows.n().saturating_sub(STRIP)
-        } else {
-            usize::MAX
-        };
         for r in 0..rows.n() {
-            if r >= calm && (r - calm).is_multiple_of(STRETCH) {
-                let from = (r - calm) * rows.stride;
-                let n = STRETCH * rows.stride;
-                ask::<S>(rows.ahead.get(from..from + n).unwrap_or(&[]));
+            if v == 0 && r.is_multiple_of(STRETCH) {
+                ask::<S>(rows.after_sums(r));
             }
             let x = layout.run::<S, V>(row, rows, v * LANES);
             for (i, acc) in acc.iter_mut().enumerate() {
