@@ -159,7 +159,7 @@ impl Measured {
     pub fn from_estimate(estimate: &Estimate, n_tokens: usize) -> Self {
         Self {
             value: estimate.value,
-            interval: estimate.interval(),
+            interval: estimate.interval,
             n: estimate.n,
             n_tokens,
         }

@@ -119,11 +119,8 @@ pub static COLUMNS: &[Column] = &[
         tex: r"$\Delta$PPL (\%)",
         rank: 0,
         text: |_, s| {
-            let paired = &s.quality.paired;
-            signed_plus_minus(
-                paired.ppl_change_percent(),
-                paired.ppl_change_half_percent(),
-            )
+            let change = s.quality.paired.ppl_change_percent();
+            signed_plus_minus(change.value, change.half_width())
         },
     },
     Column {
@@ -183,7 +180,7 @@ pub static COLUMNS: &[Column] = &[
         head: "verdict",
         tex: "",
         rank: 5,
-        text: |_, s| s.quality.paired.verdict.to_string(),
+        text: |_, s| s.quality.paired.judged.verdict.to_string(),
     },
 ];
 

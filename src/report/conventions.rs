@@ -18,7 +18,8 @@ pub fn shared(report: &Report) -> Vec<String> {
          of f32 rows on the same tokens. ΔPPL is against it, paired; the verdict is that of ΔNLL's interval. KLD is \
          KL(full ‖ compressed), nats per token. Same top p: both rank the same token first."
             .to_owned(),
-        "± is half of a 95 % interval: Student's t, the n items as clusters, weighted by their tokens; n = 1 has none."
+        "± is half of a 95 % interval: bootstrap-t over the n items as clusters, weighted by their tokens; Student's t below \
+         8 items; n = 1 has none."
             .to_owned(),
         format!(
             "Sizes charge every stored byte of the live cache: codes, scales, indices, page tables, shared tables, \

@@ -75,18 +75,20 @@ pub(super) static SCORES: &[Field<Scores>] = &[
     ("bits_per_byte", |s| number(s.quality.bits_per_byte)),
     ("nll", |s| number(s.quality.nll.value)),
     ("nll_se", |s| optional(s.quality.nll.se)),
-    ("delta_nll", |s| number(s.quality.paired.delta.value)),
-    ("delta_nll_low", |s| low(&s.quality.paired.delta)),
-    ("delta_nll_high", |s| high(&s.quality.paired.delta)),
+    ("delta_nll", |s| number(s.quality.paired.delta().value)),
+    ("delta_nll_low", |s| low(s.quality.paired.delta())),
+    ("delta_nll_high", |s| high(s.quality.paired.delta())),
     ("delta_ppl_percent", |s| {
-        number(s.quality.paired.ppl_change_percent())
+        number(s.quality.paired.ppl_change_percent().value)
     }),
-    ("delta_ppl_percent_low", |s| ppl_change(&s.quality.paired).0),
+    ("delta_ppl_percent_low", |s| {
+        low(&s.quality.paired.ppl_change_percent())
+    }),
     ("delta_ppl_percent_high", |s| {
-        ppl_change(&s.quality.paired).1
+        high(&s.quality.paired.ppl_change_percent())
     }),
-    ("p", |s| optional(s.quality.paired.p)),
-    ("verdict", |s| s.quality.paired.verdict.to_string()),
+    ("p", |s| optional(s.quality.paired.comparison.p)),
+    ("verdict", |s| s.quality.paired.judged.verdict.to_string()),
     ("kld", |s| number(s.quality.kld.value)),
     ("kld_low", |s| low(&s.quality.kld)),
     ("kld_high", |s| high(&s.quality.kld)),
@@ -247,13 +249,15 @@ pub(super) static BAR: &[Field<BarRow>] = &[
 ];
 
 pub(super) static PAIR: &[Field<Paired>] = &[
-    ("n_items", |p| p.delta.n.to_string()),
-    ("delta_nll", |p| number(p.delta.value)),
-    ("delta_nll_low", |p| low(&p.delta)),
-    ("delta_nll_high", |p| high(&p.delta)),
-    ("delta_ppl_percent", |p| number(p.ppl_change_percent())),
-    ("p", |p| optional(p.p)),
-    ("verdict", |p| p.verdict.to_string()),
+    ("n_items", |p| p.delta().n.to_string()),
+    ("delta_nll", |p| number(p.delta().value)),
+    ("delta_nll_low", |p| low(p.delta())),
+    ("delta_nll_high", |p| high(p.delta())),
+    ("delta_ppl_percent", |p| {
+        number(p.ppl_change_percent().value)
+    }),
+    ("p", |p| optional(p.comparison.p)),
+    ("verdict", |p| p.judged.verdict.to_string()),
 ];
 
 pub(super) fn number(value: f64) -> String {
@@ -270,19 +274,11 @@ pub(super) fn optional(value: Option<f64>) -> String {
 }
 
 fn low(estimate: &Estimate) -> String {
-    optional(estimate.interval().map(|(low, _)| low))
+    optional(estimate.interval.map(|(low, _)| low))
 }
 
 fn high(estimate: &Estimate) -> String {
-    optional(estimate.interval().map(|(_, high)| high))
-}
-
-fn ppl_change(paired: &Paired) -> (String, String) {
-    let interval = paired.ppl_change_interval_percent();
-    (
-        optional(interval.map(|i| i.0)),
-        optional(interval.map(|i| i.1)),
-    )
+    optional(estimate.interval.map(|(_, high)| high))
 }
 
 fn of_memory(scores: &Scores, f: fn(&Memory) -> f64) -> String {

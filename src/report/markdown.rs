@@ -144,20 +144,19 @@ pub fn pairs(report: &Report) -> String {
         |group, out| {
             let heads = ["a", "b", "ΔPPL %", "ΔNLL", "p", "n", "a is"];
             let rows = group.pairs.iter().map(|pair| {
-                let delta = &pair.paired.delta;
+                let delta = pair.paired.delta();
+                let change = pair.paired.ppl_change_percent();
                 vec![
                     pair.a.clone(),
                     pair.b.clone(),
-                    signed_plus_minus(
-                        pair.paired.ppl_change_percent(),
-                        pair.paired.ppl_change_half_percent(),
-                    ),
+                    signed_plus_minus(change.value, change.half_width()),
                     signed_plus_minus(delta.value, delta.half_width()),
                     pair.paired
+                        .comparison
                         .p
                         .map_or_else(String::new, |p| significant(p, 2)),
                     delta.n.to_string(),
-                    pair.paired.verdict.to_string(),
+                    pair.paired.judged.verdict.to_string(),
                 ]
             });
             out.push_str(&table(&plain(&heads, rows)));

@@ -116,7 +116,7 @@ fn numbers_by_hand() {
     let quality = &scores.quality;
     assert_eq!((scores.n_items, scores.n_scored), (3, 15));
     let mean = 27.0 / 64.0 / 15.0;
-    close(quality.paired.delta.value, mean);
+    close(quality.paired.delta().value, mean);
     close(quality.kld.value, mean / 2.0);
     let residuals = [
         5.5 / 64.0 - 4.0 * mean,
@@ -125,7 +125,7 @@ fn numbers_by_hand() {
     ];
     let squares: f64 = residuals.iter().map(|e| e * e).sum();
     close(
-        quality.paired.delta.se.unwrap(),
+        quality.paired.delta().se.unwrap(),
         (1.5 * squares).sqrt() / 15.0,
     );
     // One disagreement in items 0 and 2, one in item 1: s = 1 gives min(1, 1 + item % 2) = 1 each.
@@ -143,7 +143,7 @@ fn numbers_by_hand() {
         quality.bits_per_byte,
         (nll + 27.0 / 64.0) / std::f64::consts::LN_2 / 60.0,
     );
-    assert_eq!(quality.paired.verdict, Verdict::Worse);
+    assert_eq!(quality.paired.judged.verdict, Verdict::Worse);
 }
 
 /// Two layers of 64 scalars: 256 bytes of f16 a token. q8_0: 128 + 8 bytes a token, 48 + 16 beside them. The first of the
@@ -378,9 +378,9 @@ fn finished_files_have(name: &str) -> bool {
 fn the_exact_row_is_equivalent_and_a_failed_one_has_no_numbers() {
     let report = finished();
     let quality = row(&report, "all data", "f32").scores().unwrap().quality;
-    assert_eq!(quality.paired.verdict, Verdict::Equivalent);
+    assert_eq!(quality.paired.judged.verdict, Verdict::Equivalent);
     assert_eq!(
-        (quality.paired.delta.value, quality.paired.p),
+        (quality.paired.delta().value, quality.paired.comparison.p),
         (0.0, Some(1.0))
     );
     let broken = row(&report, "all data", LABELS[3]);
@@ -398,7 +398,7 @@ fn one_item_gives_no_interval_and_no_nan() {
     let report = write(bundle.path()).unwrap();
     assert!(!report.is_finished);
     let quality = row(&report, "essays", "q8_0").scores().unwrap().quality;
-    assert_eq!(quality.paired.verdict, Verdict::NoInterval);
+    assert_eq!(quality.paired.judged.verdict, Verdict::NoInterval);
     assert_eq!(row(&report, "sources", "q8_0").reason(), "not run yet");
     for (name, writer) in FILES {
         let text = writer(&report);
