@@ -1,9 +1,13 @@
 //! The command line: definitions only. What a command does stands in `commands`.
 
+mod size;
+
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub use size::ByteSize;
 
 const EXAMPLES: &str = "\
 First steps:
@@ -11,6 +15,7 @@ First steps:
   kvlab list                                   what there is: stages, presets, protocols, texts, models
   kvlab check experiments/quickstart.toml      is the experiment sound?
   kvlab plan  experiments/quickstart.toml      what it would run, and the bytes of each strategy
+  kvlab plan  --model config.json --budget 24GiB   which caches of a model fit, and how many sequences
   kvlab report results/NAME/RUN-ID             the tables of a run, made again
   kvlab bench -s f16,q8_0,q4_0 -d 0,4096       tokens per second of prefill and decode, by cache
 
@@ -35,7 +40,7 @@ pub enum Command {
     Report(ReportArgs),
     /// Say everything that is wrong with an experiment, and run nothing.
     Check(CheckArgs),
-    /// Show what an experiment would run: its cells, and the bytes of each strategy at its context.
+    /// Show what an experiment would run, or which caches of a model fit into a memory.
     Plan(PlanArgs),
     /// List the names that experiments may use, with a line each.
     List(ListArgs),
@@ -131,20 +136,47 @@ pub struct CheckArgs {
 #[command(after_help = "\
 The bytes are those of real caches, filled with random rows for the model's layers: what packing gains on
 real text, and the numbers of quality, only `run` can tell.
+
+With --model and no experiment: each strategy's cache at --context tokens x --batch sequences, whether it fits beside the
+weights into --budget, how many sequences do, the longest context, and the length at which the cache is as large as the
+weights. The model's config.json is enough: Llama, Mistral, Mixtral, Qwen 2 and 3, Gemma 1 to 3, Phi, DeepSeek V2 and V3.
 Examples:
   kvlab plan experiments/quickstart.toml
-  kvlab plan experiments/quickstart.toml --context 32768 --json")]
+  kvlab plan experiments/quickstart.toml --context 32768 --json
+  kvlab plan --model smollm2-135m-instruct --context 8192 --batch 16 --budget 2GiB
+  kvlab plan --model llama-3-8b/config.json --context 131072 --budget 24GiB --weights q4_0 -s f16,q8_0,int4-best")]
 pub struct PlanArgs {
-    /// What to plan.
-    #[command(flatten)]
-    pub experiment: Experiment,
+    /// The experiment's TOML file
+    #[arg(value_name = "EXPERIMENT", required_unless_present = "model")]
+    pub experiment: Option<PathBuf>,
+    /// With an experiment: change one of its settings, as in `kvlab run`. With --model: the strategies, as in `kvlab bench`
+    /// [default: all presets and bare formats]
+    #[arg(
+        short = 's',
+        long = "set",
+        visible_alias = "strategy",
+        value_name = "KEY=VALUE|NAME"
+    )]
+    pub chosen: Vec<String>,
+    /// Plan for this model: a built-in name, hub:org/name, a .gguf file, a Hugging Face folder, or a config.json alone
+    #[arg(short, long, value_name = "NAME|PATH", conflicts_with = "experiment")]
+    pub model: Option<String>,
+    /// Tokens at which bytes are given [default: the protocol's; the model's longest]
+    #[arg(short, long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub context: Option<u32>,
+    /// Sequences in the cache
+    #[arg(short, long, value_name = "N", default_value_t = 1, conflicts_with = "experiment", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub batch: u32,
+    /// Memory for weights and cache: 24GiB, 24GB, 500MB
+    #[arg(long, value_name = "SIZE", conflicts_with = "experiment")]
+    pub budget: Option<ByteSize>,
+    /// The weights' size, or their format: f32, f16, bf16, fp8, int8, q8_0, q4_0 [default: the file's, else config.json's]
+    #[arg(long, value_name = "SIZE|FORMAT", conflicts_with = "experiment")]
+    pub weights: Option<String>,
     /// Where to look.
     #[command(flatten)]
     pub places: Places,
-    /// Tokens at which bytes are given [default: the protocol's]
-    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    pub context: Option<u32>,
-    /// Print the resolved plan, its cells and bytes as JSON
+    /// Print the plan as JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -12,13 +12,12 @@ use indicatif::ProgressBar;
 
 use super::progress::{self, Bar};
 use super::session::{CALIBRATION_WINDOW, Learner};
-use super::{Exit, lookup};
+use super::{Exit, lookup, named};
 use crate::bundle::environment::Environment;
-use crate::cache::stage::{Kind, registry};
 use crate::cache::strategy::Strategy;
 use crate::cli::{BenchArgs, BenchForm, Counts};
 use crate::compute::cpu::Cpu;
-use crate::config::{self, PRESETS, Plan, Problems, did_you_mean};
+use crate::config::Plan;
 use crate::engine::clock::SystemClock;
 use crate::engine::{LinearWatch, Tally};
 use crate::eval::bench::bandwidth::{BUFFER_BYTES, read_bytes_per_s};
@@ -145,63 +144,14 @@ fn measure(
 
 /// The experiment that the names stand for; it lends its reading of strategies, texts and calibration.
 fn plan(args: &BenchArgs) -> anyhow::Result<Plan> {
-    let names = args
-        .strategies
-        .iter()
-        .flat_map(|text| match text.contains('=') {
-            true => vec![text.as_str()],
-            false => text.split(',').collect(),
-        });
-    let tables = names.map(table).collect::<anyhow::Result<Vec<String>>>()?;
-    let quoted = |s: &String| serde_json::to_string(s).context("a name");
-    let (model, text) = (quoted(&args.model)?, quoted(&args.text)?);
-    let arithmetic = quoted(&args.arithmetic)?;
-    let text = format!(
-        "schema = 1\nmodel = {model}\narithmetic = {arithmetic}\nstrategy = [{}]\n[data]\nsets = [{text}]\n\
-         [protocol]\nkind = \"stream\"\n[calibration]\nset = \"calibration-mixed\"\ntokens = 2048\n",
-        tables.join(", ")
-    );
-    let plan = config::parse("--strategy", &text, &[]);
-    // The places are those of a text that nobody wrote.
-    plan.map_err(|problems: Problems| {
-        let hint = |h: &Option<String>| h.as_ref().map_or_else(String::new, |h| format!("; {h}"));
-        let all = problems
-            .iter()
-            .map(|p| format!("{}: {}{}", p.key, p.what, hint(&p.hint)));
-        anyhow::anyhow!("{}", all.collect::<Vec<_>>().join("; "))
-    })
-}
-
-/// A name as the keys of a `[[strategy]]`.
-fn table(name: &str) -> anyhow::Result<String> {
-    let name = name.trim();
-    if name.contains('=') {
-        return Ok(format!("{{ {name} }}"));
-    }
-    if PRESETS.iter().any(|p| p.name == name) {
-        return Ok(format!("{{ preset = \"{name}\" }}"));
-    }
-    let formats = || {
-        registry()
-            .filter(|d| d.kind == Kind::Encode)
-            .map(|d| d.name)
-    };
-    let (k, v) = name.split_once('/').unwrap_or((name, name));
-    for part in [k, v] {
-        if !formats().any(|f| f == part) {
-            let all: Vec<&str> = PRESETS.iter().map(|p| p.name).chain(formats()).collect();
-            let hint = did_you_mean(part, all.iter().copied());
-            let hint = hint.map_or_else(String::new, |h| format!("; {h}"));
-            bail!(
-                "no strategy is called `{part}`{hint}: give one of {}, or keys of a [[strategy]] such as 'encode = \"q8_0\", tail = 32'",
-                all.join(", ")
-            );
-        }
-    }
-    Ok(match k == v {
-        true => format!("{{ encode = \"{k}\" }}"),
-        false => format!("{{ encode = {{ k = \"{k}\", v = \"{v}\" }} }}"),
-    })
+    named::experiment(
+        &args.strategies,
+        &named::Settings {
+            model: &args.model,
+            text: &args.text,
+            arithmetic: &args.arithmetic,
+        },
+    )
 }
 
 /// What is to be measured, in numbers.

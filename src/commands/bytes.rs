@@ -86,40 +86,59 @@ fn fill(
     protocol: &Protocol,
     n_tokens: usize,
 ) -> Result<MemoryReport, CacheError> {
-    let calibration = white(geometry);
-    let materials = Materials {
-        geometry,
-        calibration: Some(&calibration),
-        backing_dir: None,
-    };
-    let mut cache = StagedCache::new(strategy, materials)?;
     let admission = match protocol {
         Protocol::Stream { .. } => Admission::Streaming,
         Protocol::CompressOnce { .. } => Admission::Context,
     };
-    cache.admit(SEQ, admission)?;
-    let mut rng = ChaCha8Rng::seed_from_u64(0);
-    let mut start = 0;
-    while start < n_tokens {
-        let n = cache.step_limit(SEQ, STEP).min(n_tokens - start);
-        let batch = Batch::single(SEQ, start as u32..(start + n) as u32);
-        for (i, layer) in geometry.layers.iter().enumerate() {
-            let n = n * layer.n_kv_heads * layer.head_dim;
-            let (k, v) = (normal(&mut rng, n), normal(&mut rng, n));
-            let rows = Rows {
-                k: &k,
-                v: &v,
-                hidden: &[],
-            };
-            cache.append(i, &batch, rows)?;
-        }
-        cache.commit(&batch)?;
-        start += n;
-    }
+    let (mut cache, reports) = fill_to(strategy, geometry, admission, &[n_tokens])?;
     if admission == Admission::Context {
         cache.compress(SEQ, Continuation::Strategy)?;
+        return Ok(cache.memory());
     }
-    Ok(cache.memory())
+    Ok(reports[0])
+}
+
+/// A cache that was filled with random rows, and its bytes at each of the lengths, which rise.
+///
+/// # Errors
+/// What building or filling the cache gives.
+pub fn fill_to(
+    strategy: &Strategy,
+    geometry: &Geometry,
+    admission: Admission,
+    lengths: &[usize],
+) -> Result<(StagedCache, Vec<MemoryReport>), CacheError> {
+    // Maps would turn statistics that nothing learns from.
+    let calibration = is_calibrated(strategy).then(|| white(geometry));
+    let materials = Materials {
+        geometry,
+        calibration: calibration.as_ref(),
+        backing_dir: None,
+    };
+    let mut cache = StagedCache::new(strategy, materials)?;
+    cache.admit(SEQ, admission)?;
+    let mut rng = ChaCha8Rng::seed_from_u64(0);
+    let (mut start, mut reports) = (0, Vec::new());
+    for &length in lengths {
+        while start < length {
+            let n = cache.step_limit(SEQ, STEP).min(length - start);
+            let batch = Batch::single(SEQ, start as u32..(start + n) as u32);
+            for (i, layer) in geometry.layers.iter().enumerate() {
+                let n = n * layer.n_kv_heads * layer.head_dim;
+                let (k, v) = (normal(&mut rng, n), normal(&mut rng, n));
+                let rows = Rows {
+                    k: &k,
+                    v: &v,
+                    hidden: &[],
+                };
+                cache.append(i, &batch, rows)?;
+            }
+            cache.commit(&batch)?;
+            start += n;
+        }
+        reports.push(cache.memory());
+    }
+    Ok((cache, reports))
 }
 
 /// Normal random numbers (Box and Muller's method).

@@ -7,6 +7,7 @@ mod bytes;
 mod check;
 mod fetch;
 mod list;
+mod named;
 mod pace;
 mod plan;
 pub mod progress;
@@ -134,12 +135,18 @@ fn checked_model(
 
 /// The model's file or folder when it is on this machine.
 fn local_model(plan: &Plan, places: &Places) -> anyhow::Result<Option<PathBuf>> {
-    let dir = ModelDir::locate(places.models_dir.as_deref())?;
-    let builtin = source::builtin().iter().find(|m| m.name == plan.model);
-    let path = match (builtin, plan.model.strip_prefix("hub:")) {
-        (Some(model), _) => return Ok(dir.builtin(model)?),
-        (None, Some(repo)) => dir.hub_path(repo),
-        (None, None) => PathBuf::from(&plan.model),
+    local_path(&plan.model, places)
+}
+
+/// The file or folder of the model called `name` when it is on this machine.
+fn local_path(name: &str, places: &Places) -> anyhow::Result<Option<PathBuf>> {
+    let builtin = source::builtin().iter().find(|m| m.name == name);
+    // A path needs no folder of models.
+    let dir = || ModelDir::locate(places.models_dir.as_deref());
+    let path = match (builtin, name.strip_prefix("hub:")) {
+        (Some(model), _) => return Ok(dir()?.builtin(model)?),
+        (None, Some(repo)) => dir()?.hub_path(repo),
+        (None, None) => PathBuf::from(name),
     };
     Ok(path.exists().then_some(path))
 }

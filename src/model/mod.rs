@@ -9,6 +9,7 @@ pub mod geometry;
 pub mod gguf;
 pub mod ops;
 pub mod safetensors;
+pub mod shape;
 pub mod source;
 pub mod spec;
 pub mod tiny;

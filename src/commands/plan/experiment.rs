@@ -1,15 +1,16 @@
-//! `kvlab plan`: what an experiment would run, and what each strategy's cache would hold.
+//! The plan of an experiment: what it would run, and what each strategy's cache would hold.
 
 use std::io::Write;
+use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use comfy_table::{CellAlignment, Table, TableStyle};
 use serde_json::{Value, json};
 
-use super::{Exit, bytes, cells_of, checked_model, counted, load_plan, pace};
+use super::super::{Exit, bytes, cells_of, checked_model, counted, pace};
 use crate::cache::{Geometry, MemoryReport};
 use crate::cli::PlanArgs;
-use crate::config::{Plan, Protocol};
+use crate::config::{Plan, Protocol, load};
 
 /// Bytes of one strategy under one protocol.
 struct Row {
@@ -19,12 +20,20 @@ struct Row {
     f16_bytes: u64,
 }
 
+/// Caches of a whole experiment are filled in full: no longer than that, in tokens.
+const LONGEST: u32 = 1 << 20;
+
 /// Shows the plan.
 ///
 /// # Errors
 /// The experiment's problems, a model that can't be read, a failed write.
-pub fn plan(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let plan = load_plan(&args.experiment)?;
+pub fn plan(file: &Path, args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let plan = load(file, &args.chosen)?;
+    if let Some(n) = args.context.filter(|n| *n > LONGEST) {
+        bail!(
+            "--context {n}: an experiment's caches are filled in full, up to {LONGEST} tokens: give fewer, or plan with --model"
+        );
+    }
     let n_positions = args
         .context
         .map_or(pace::STEP, |c| pace::STEP.max(c as usize));
