@@ -378,6 +378,8 @@ pub enum Listed {
     Protocols,
     /// Texts by name.
     Texts,
+    /// Questions with answers.
+    Tasks,
     /// Built-in models.
     Models,
 }

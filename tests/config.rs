@@ -183,6 +183,63 @@ fn protocols_take_their_own_keys_only() {
 }
 
 #[test]
+fn tasks_take_tasks_and_texts_take_texts() {
+    let tasks = |data: &str, protocol: &str| {
+        let text = format!(
+            "schema = 1\nmodel = \"smollm2-135m-instruct\"\n[data]\n{data}\n[protocol]\nkind = \"tasks\"\n{protocol}\n[[strategy]]\n"
+        );
+        parse("t.toml", &text, &[]).map_err(|e| e.to_string())
+    };
+    let plan = tasks(
+        "tasks = [\"copy\", \"piqa\"]\nitems = 7",
+        "shots = [0, 5]\nlength = 600",
+    )
+    .unwrap();
+    assert_eq!(plan.data.len(), 2);
+    assert!(plan.data.iter().all(|d| d.is_task));
+    assert_eq!(plan.latency_steps, 0);
+    let shots = |p: &Protocol| match p {
+        Protocol::Tasks {
+            shots,
+            items: 7,
+            length: 600,
+            generate: true,
+            ..
+        } => *shots,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(plan.protocols.iter().map(shots).collect::<Vec<_>>(), [0, 5]);
+    let again: Plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
+    assert_eq!(again, plan);
+
+    let wrong = tasks(
+        "tasks = [\"pika\", \"copy\", \"copy\"]\ndocuments = 3",
+        "context = 5",
+    )
+    .unwrap_err();
+    has(
+        &wrong,
+        &[
+            "data.tasks.0: no task is called `pika` (did you mean `piqa`?)",
+            "data.tasks.2: \"copy\" is the same task",
+            "data.documents: belongs to compress-once",
+            "protocol.context: belongs to another protocol, this one is tasks",
+        ],
+    );
+    has(
+        &tasks("sets = [\"quickstart-prose\"]", "").unwrap_err(),
+        &["data.tasks: is missing"],
+    );
+    has(
+        &with("[[strategy]]\n", &["data.tasks=[\"copy\"]", "data.items=3"]).unwrap_err(),
+        &[
+            "data.tasks: belongs to tasks",
+            "data.items: belongs to tasks",
+        ],
+    );
+}
+
+#[test]
 fn words_of_other_tools_are_answered() {
     for (line, answer) in [
         (

@@ -10,6 +10,7 @@ use kvlab::cache::{
 };
 use kvlab::compute::cpu::Cpu;
 use kvlab::engine::clock::SystemClock;
+use kvlab::eval::answers::{Asked, Branch, Generation};
 use kvlab::eval::lockstep::{Floor, Lockstep, Outcome, Outcomes};
 use kvlab::model::geometry::geometry;
 use kvlab::model::tiny::{TinyConfig, TinyModel};
@@ -398,4 +399,194 @@ fn a_strategy_is_built_once_for_all_items() {
     assert!(!Arc::ptr_eq(&first, &other));
     tiny.lockstep().stream(&[&a, &b], &ids(TEXT)).unwrap();
     assert!(Arc::ptr_eq(&first, &build(&a)) && Arc::ptr_eq(&other, &build(&b)));
+}
+
+/// A context with two questions, the second one's options differing before their answers.
+struct Quiz {
+    context: Vec<u32>,
+    /// `[question][option]` (query, target).
+    options: Vec<Vec<(Vec<u32>, Vec<u32>)>>,
+}
+
+impl Quiz {
+    fn new() -> Self {
+        let option = |query: &str, target: &str| (ids(query), ids(target));
+        Self {
+            context: ids(&TEXT[..120]),
+            options: vec![
+                vec![option("?", " yes"), option("?", " no, not at all")],
+                vec![
+                    option("a first", "x"),
+                    option("a second one", "yz"),
+                    option("b", "x"),
+                ],
+            ],
+        }
+    }
+
+    fn branches(&self) -> Vec<Vec<Branch<'_>>> {
+        fn branch((query, target): &(Vec<u32>, Vec<u32>)) -> Branch<'_> {
+            Branch { query, target }
+        }
+        let all = self.options.iter();
+        all.map(|options| options.iter().map(branch).collect())
+            .collect()
+    }
+}
+
+fn answers(
+    tiny: &Tiny,
+    strategies: &[&Strategy],
+    context: &[u32],
+    questions: &[Vec<Branch<'_>>],
+) -> Vec<Outcome> {
+    let entrants: Vec<_> = strategies
+        .iter()
+        .map(|s| (*s, Continuation::Strategy))
+        .collect();
+    let asked = Asked {
+        context,
+        questions,
+        generation: None,
+    };
+    let outcomes = tiny.lockstep().answer(&entrants, asked, &mut None).unwrap();
+    outcomes.into_iter().map(Result::unwrap).collect()
+}
+
+/// The likelihood of an option is that of its tokens after context and query, in one pass; an f32 cache is the reference.
+#[test]
+fn options_score_as_one_pass_over_context_query_and_answer() {
+    let tiny = Tiny::random();
+    let quiz = Quiz::new();
+    let exact = Strategy::bare("f32");
+    let (f32, evicting) = (&exact, &window(30, 2));
+    let outcomes = answers(&tiny, &[f32, evicting], &quiz.context, &quiz.branches());
+    let mut at = 0;
+    for (query, target) in quiz.options.iter().flatten() {
+        let text = [&quiz.context[..], query, target].concat();
+        let by_hand = tiny.one_pass(f32, &text);
+        let by_hand = &by_hand[by_hand.len() - target.len()..];
+        for (token, nll) in outcomes[0].tokens[at..].iter().zip(by_hand) {
+            assert!((token.nll - nll).abs() < 1e-5, "{token:?}, by hand {nll}");
+            assert_eq!((token.nll, token.kld), (token.nll_reference, 0.0));
+            assert_eq!(token.is_greedy, token.is_greedy_reference);
+        }
+        // The first token of an answer reads the evicted cache too.
+        let (lossy, full) = (outcomes[1].tokens[at], outcomes[0].tokens[at]);
+        assert!(lossy.nll != full.nll && lossy.kld > 0.0, "{lossy:?}");
+        assert_eq!(lossy.nll_reference, full.nll);
+        at += target.len();
+    }
+    assert_eq!(outcomes[0].tokens.len(), at);
+    assert_eq!(outcomes[0].memory.len(), 1);
+    assert_eq!(outcomes[1].memory[0].n_tokens, quiz.context.len());
+}
+
+/// A question alone, in other company, or after another context with the same beginning: the same bits.
+#[test]
+fn questions_and_options_do_not_see_each_other() {
+    let tiny = Tiny::random();
+    let quiz = Quiz::new();
+    let tailed = Strategy {
+        tail: Tail::both(8),
+        sinks: 4,
+        ..Strategy::bare("q4_0")
+    };
+    let (q8, kivi) = (Strategy::bare("q8_0"), window(50, 4));
+    let strategies = [&tailed, &q8, &kivi];
+    let together = answers(&tiny, &strategies, &quiz.context, &quiz.branches());
+    for (s, strategy) in strategies.into_iter().enumerate() {
+        let mut at = 0;
+        for branch in quiz.branches().into_iter().flatten() {
+            let alone = &answers(&tiny, &[strategy], &quiz.context, &[vec![branch]])[0];
+            let n = branch.target.len();
+            assert_eq!(
+                alone.tokens,
+                together[s].tokens[at..at + n],
+                "{}",
+                strategy.label
+            );
+            assert_eq!(alone.memory, together[s].memory);
+            at += n;
+        }
+    }
+    let mut before = None;
+    let entrants = strategies.map(|s| (s, Continuation::Strategy));
+    for context in [
+        &[&quiz.context[..70], &[3, 4, 5]].concat(),
+        &quiz.context,
+        &quiz.context[..50].to_vec(),
+    ] {
+        let questions = quiz.branches();
+        let asked = Asked {
+            context,
+            questions: &questions,
+            generation: None,
+        };
+        let outcomes = tiny
+            .lockstep()
+            .answer(&entrants, asked, &mut before)
+            .unwrap();
+        let alone = answers(&tiny, &strategies, context, &questions);
+        for (outcome, alone) in outcomes.into_iter().map(Result::unwrap).zip(alone) {
+            assert_eq!(outcome.tokens, alone.tokens);
+            assert_eq!(outcome.memory, alone.memory);
+        }
+    }
+}
+
+/// Greedy answers: the reference's are the most likely tokens one by one, an f32 cache gives the same, a stop ends them.
+#[test]
+fn generated_answers_are_greedy_and_end_where_they_should() {
+    let tiny = Tiny::random();
+    let quiz = Quiz::new();
+    let questions = quiz.branches();
+    let exact = Strategy::bare("f32");
+    let evicting = window(20, 1);
+    let generate = |max_tokens: usize, is_over: &(dyn Fn(&[u32]) -> bool + Sync)| {
+        let asked = Asked {
+            context: &quiz.context,
+            questions: &questions,
+            generation: Some(Generation {
+                max_tokens,
+                is_over,
+            }),
+        };
+        let entrants = [&exact, &evicting].map(|s| (s, Continuation::Strategy));
+        let outcomes = tiny.lockstep().answer(&entrants, asked, &mut None).unwrap();
+        outcomes
+            .into_iter()
+            .map(|o| o.unwrap().generated)
+            .collect::<Vec<_>>()
+    };
+    let long = generate(12, &|_| false);
+    let mut text = [&quiz.context[..], &quiz.options[1][0].0].concat();
+    let eos = &tiny.model.spec().eos_ids;
+    let mut by_hand = Vec::new();
+    while by_hand.len() < 12 {
+        let mut cache = tiny.cache(&exact);
+        cache.admit(SeqId(0), Admission::Streaming).unwrap();
+        let n = text.len();
+        let hidden = tiny
+            .model
+            .step(&Batch::single(SeqId(0), 0..n as u32), &text, &mut cache)
+            .unwrap();
+        let mut logits = vec![0.0; tiny.model.spec().n_vocab];
+        tiny.model.logits(&hidden, n - 1..n, &mut logits);
+        let best = (0..logits.len())
+            .rev()
+            .max_by(|a, b| logits[*a].total_cmp(&logits[*b]))
+            .unwrap() as u32;
+        if eos.contains(&best) {
+            break;
+        }
+        by_hand.push(best);
+        text.push(best);
+    }
+    assert_eq!(long[0].reference[1], by_hand);
+    assert_eq!(long[0].strategy, long[0].reference);
+    assert_eq!(long[1].reference, long[0].reference);
+    assert_eq!(long[1].strategy.len(), 2);
+    let short = generate(12, &|ids| ids.len() == 3);
+    assert_eq!(short[0].reference[1], by_hand[..3.min(by_hand.len())]);
 }

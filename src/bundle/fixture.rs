@@ -107,6 +107,8 @@ pub fn header() -> RunHeader {
                     protocol: "once".into(),
                     n_items: N_ITEMS,
                     n_tokens_dropped: 5,
+                    skipped: Vec::new(),
+                    n_split_borders: 0,
                 }],
             })
             .collect(),
@@ -188,6 +190,7 @@ fn record(d: usize, s: usize, item: usize) -> ItemRecord {
             prefill_ms: 32.0,
             compress_ms: 1.0,
         }),
+        answers: Vec::new(),
         effective: BTreeMap::from([("chunk".into(), "4".into())]),
     }
 }

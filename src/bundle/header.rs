@@ -150,6 +150,17 @@ pub enum ProtocolKind {
         /// What becomes of the continuation's own rows.
         continuation: Continuation,
     },
+    /// A context is read exactly and compressed once; each option of each question goes on from a fork of it.
+    Tasks {
+        /// Solved examples before each question of a task with a file.
+        shots: usize,
+        /// Tokens of a context that the program makes.
+        length: usize,
+        /// Whether answers are generated too.
+        generate: bool,
+        /// What becomes of the rows of queries and answers.
+        continuation: Continuation,
+    },
 }
 
 /// One text, or a set of documents.
@@ -174,6 +185,16 @@ pub struct Cut {
     pub n_items: usize,
     /// Tokens that no item covers (too short a rest, or past the number of items asked for).
     pub n_tokens_dropped: usize,
+    /// Items that do not fit the model's context, by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<String>,
+    /// Options whose border to the context lies inside a token of the whole.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub n_split_borders: usize,
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 /// One cell: a strategy on some data by a protocol.

@@ -88,7 +88,7 @@ fn fill(
 ) -> Result<MemoryReport, CacheError> {
     let admission = match protocol {
         Protocol::Stream { .. } => Admission::Streaming,
-        Protocol::CompressOnce { .. } => Admission::Context,
+        Protocol::CompressOnce { .. } | Protocol::Tasks { .. } => Admission::Context,
     };
     let (mut cache, reports) = fill_to(strategy, geometry, admission, &[n_tokens])?;
     if admission == Admission::Context {

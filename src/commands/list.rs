@@ -9,6 +9,7 @@ use crate::cache::stage::{Kind, ParamDef, registry};
 use crate::cli::{ListArgs, Listed};
 use crate::config::{PRESETS, PROTOCOLS};
 use crate::data::manifest;
+use crate::data::tasks::{self, TaskDef};
 
 /// One name.
 #[derive(Debug, Serialize)]
@@ -31,7 +32,7 @@ struct Parameter {
     doc: &'static str,
 }
 
-const SECTIONS: [(Listed, &str, &str); 9] = [
+const SECTIONS: [(Listed, &str, &str); 10] = [
     (Listed::Retain, "retain", "which rows live"),
     (Listed::Project, "project", "linear maps of rows, in order"),
     (Listed::Encode, "encode", "rows to bytes"),
@@ -55,6 +56,11 @@ const SECTIONS: [(Listed, &str, &str); 9] = [
         Listed::Texts,
         "text",
         "sets in [data], set in [calibration]",
+    ),
+    (
+        Listed::Tasks,
+        "task",
+        "tasks in [data]; also the path of a definition",
     ),
     (
         Listed::Models,
@@ -138,8 +144,17 @@ fn items(section: Listed) -> anyhow::Result<Vec<Item>> {
                 item("protocol", p.name, p.doc, p.paper, toml)
             })
             .collect(),
+        Listed::Tasks => tasks::builtin()
+            .iter()
+            .map(|(name, text)| {
+                let def = TaskDef::parse(name, text)?;
+                let version = vec![format!("version {}", def.version)];
+                Ok(item("task", &def.name, &def.doc, &def.paper, version))
+            })
+            .collect::<anyhow::Result<_>>()?,
         Listed::Texts => manifest::all()?
             .iter()
+            .filter(|t| t.domain != "task")
             .map(|t| {
                 let split = serde_json::to_value(t.split).unwrap_or_default();
                 let doc = format!(

@@ -2,10 +2,12 @@
 //!
 //! Invariant: a command that returns an error has done no work that counts: the program's exit code is then 2.
 
+mod answers;
 mod bench;
 mod bytes;
 mod check;
 mod fetch;
+mod items;
 mod list;
 mod named;
 mod pace;

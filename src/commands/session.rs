@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
+use super::items::{Items, Source, cut, starts_with_bos};
 use super::lookup;
 use crate::bundle::header::{
     self, CellHeader, Cut, DataHeader, ModelHeader, ProtocolHeader, ProtocolKind, RunHeader,
@@ -16,35 +17,17 @@ use crate::cache::strategy::Strategy;
 use crate::cache::{Admission, Built, Geometry, KvCache, Materials, SeqId, Shelf, StagedCache};
 use crate::cli::RunArgs;
 use crate::compute::cpu::Cpu;
-use crate::config::{Bos, Cell, ModelLimits, NUMBERS, Plan, Protocol, is_calibrated};
-use crate::data::{Lookup, Text};
+use crate::config::{Cell, ModelLimits, NUMBERS, Plan, Protocol, is_calibrated};
+use crate::data::Lookup;
 use crate::engine::{Calibrator, Recording, prefill};
+use crate::model;
 use crate::model::geometry::geometry;
 use crate::model::source::{FetchProgress, ModelDir, resolve};
 use crate::model::tokenizer::Tokenizer;
 use crate::model::transformer::{LanguageModel, Transformer};
-use crate::model::{self, ModelSpec};
 
 /// Tokens of one calibration window.
 pub(super) const CALIBRATION_WINDOW: usize = 1024;
-
-/// One document or window, as token ids.
-#[derive(Debug, Clone)]
-pub struct Item {
-    /// Name in records.
-    pub doc: String,
-    /// Tokens, BOS included where the plan asks for it.
-    pub ids: Vec<u32>,
-}
-
-/// The items that one protocol makes of one text.
-#[derive(Debug, Clone)]
-pub struct Items {
-    /// In order.
-    pub items: Vec<Item>,
-    /// Tokens of the text that no item covers.
-    pub n_tokens_dropped: usize,
-}
 
 /// Everything a run needs.
 pub struct Session {
@@ -84,8 +67,8 @@ impl Session {
         let texts = plan
             .data
             .iter()
-            .map(|d| d.load(&places))
-            .collect::<Result<Vec<_>, _>>()?;
+            .map(|d| Source::load(d, &places))
+            .collect::<anyhow::Result<Vec<_>>>()?;
         let models_dir = ModelDir::locate(args.places.models_dir.as_deref())?;
         let path = resolve(&plan.model, &models_dir, progress)?;
         let loaded = model::load(&path)?;
@@ -111,7 +94,7 @@ impl Session {
             .map(|text| {
                 plan.protocols
                     .iter()
-                    .map(|p| cut(text, p, &spec, &loaded.tokenizer))
+                    .map(|p| cut(text, (p, plan.seed), &spec, &loaded.tokenizer))
                     .collect()
             })
             .collect::<anyhow::Result<Vec<Vec<Items>>>>()?;
@@ -183,6 +166,15 @@ impl Session {
                 let continuation = format!("{continuation:?}").to_lowercase();
                 format!("compress-once {context}+{score} {continuation}")
             }
+            Protocol::Tasks {
+                shots,
+                length,
+                continuation,
+                ..
+            } => {
+                let continuation = format!("{continuation:?}").to_lowercase();
+                format!("tasks {shots}-shot {length} {continuation}")
+            }
         }
     }
 
@@ -210,6 +202,8 @@ impl Session {
                         protocol: self.protocol_name(i),
                         n_items: items.items.len(),
                         n_tokens_dropped: items.n_tokens_dropped,
+                        skipped: items.skipped.clone(),
+                        n_split_borders: items.n_split_borders,
                     })
                     .collect(),
             })
@@ -262,6 +256,22 @@ impl Session {
                 ProtocolKind::CompressOnce {
                     context,
                     scored: score - 1,
+                    continuation,
+                },
+                bos,
+            ),
+            Protocol::Tasks {
+                shots,
+                length,
+                generate,
+                continuation,
+                bos,
+                ..
+            } => (
+                ProtocolKind::Tasks {
+                    shots,
+                    length,
+                    generate,
                     continuation,
                 },
                 bos,
@@ -336,67 +346,4 @@ impl Learner<'_> {
         }
         Ok(Some(calibrator.finish()))
     }
-}
-
-fn starts_with_bos(bos: Bos, spec: &ModelSpec) -> bool {
-    match bos {
-        Bos::Model => spec.add_bos,
-        Bos::Always => true,
-        Bos::Never => false,
-    }
-}
-
-/// Cuts a text into a protocol's items.
-fn cut(
-    text: &Text,
-    protocol: &Protocol,
-    spec: &ModelSpec,
-    tokenizer: &Tokenizer,
-) -> anyhow::Result<Items> {
-    let (Protocol::Stream { bos, .. } | Protocol::CompressOnce { bos, .. }) = protocol;
-    let prefix: Vec<u32> = if starts_with_bos(*bos, spec) {
-        vec![spec.bos_id.context(
-            "`bos` asks for a BOS token, the model's file names none: write bos = \"never\"",
-        )?]
-    } else {
-        Vec::new()
-    };
-    let n_tokens = protocol.n_tokens() - prefix.len();
-    let mut n_all = 0;
-    let bodies: Vec<(String, Vec<u32>)> = match protocol {
-        Protocol::Stream { windows, .. } => {
-            let ids = tokenizer.encode(&text.text)?;
-            n_all = ids.len();
-            let windows = text.windows(&ids, n_tokens, *windows)?;
-            windows
-                .into_iter()
-                .enumerate()
-                .map(|(i, w)| (format!("{} window {i}", text.name), w.to_vec()))
-                .collect()
-        }
-        Protocol::CompressOnce { documents, .. } => {
-            for document in text.documents() {
-                n_all += tokenizer.encode(document)?.len();
-            }
-            let passages = text.passages(n_tokens, *documents, |t| {
-                tokenizer.encode(t).map_err(anyhow::Error::from)
-            })?;
-            passages
-                .into_iter()
-                .map(|p| (format!("{} {}@{}", text.name, p.document, p.start), p.ids))
-                .collect()
-        }
-    };
-    let n_tokens_dropped = n_all - bodies.len() * n_tokens;
-    let items = bodies
-        .into_iter()
-        .map(|(doc, body)| Item {
-            doc,
-            ids: prefix.iter().copied().chain(body).collect(),
-        })
-        .collect();
-    Ok(Items {
-        items,
-        n_tokens_dropped,
-    })
 }

@@ -8,13 +8,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use indicatif::ProgressBar;
 
-use super::session::{Item, Session};
+use super::answers::{self, Judge};
+use super::items::{Item, Items};
+use super::session::Session;
 use crate::bundle::Bundle;
 use crate::cache::Continuation;
 use crate::cache::strategy::Strategy;
 use crate::config::{Cell, Protocol};
 use crate::engine::clock::{Clock, SystemClock};
-use crate::eval::lockstep::{EvalError, Floor, Lockstep, Outcome, Outcomes};
+use crate::eval::answers::{Asked, Branch, Generation};
+use crate::eval::lockstep::{Floor, Lockstep, Outcome, Outcomes};
+use crate::eval::reading::Reading;
 use crate::eval::records::{CellRecord, CellStatus, ItemRecord, PerToken};
 
 /// Does all that is left to do; returns how many cells have failed.
@@ -56,14 +60,18 @@ impl<'a> Group<'a> {
             .filter(|c| c.data == self.data && self.protocols.contains(&c.protocol))
     }
 
+    fn items(&self) -> &'a Items {
+        &self.session.items[self.data][self.protocols[0]]
+    }
+
     fn run(
         &self,
         bundle: &mut Bundle,
         clock: &dyn Clock,
         (bar, failed): (&ProgressBar, &mut BTreeSet<String>),
     ) -> anyhow::Result<()> {
-        let s = self.session;
-        let items = &s.items[self.data][self.protocols[0]].items;
+        let items = &self.items().items;
+        let mut before = None;
         for (index, item) in items.iter().enumerate() {
             let left: Vec<&Cell> = self
                 .cells()
@@ -71,7 +79,7 @@ impl<'a> Group<'a> {
                 .collect();
             bar.set_message(item.doc.clone());
             if !left.is_empty() {
-                failed.extend(self.item(bundle, clock, (index, item), &left)?);
+                failed.extend(self.item(bundle, clock, (index, item), (&left, &mut before))?);
             }
             bar.inc(self.protocols.len() as u64);
         }
@@ -84,7 +92,7 @@ impl<'a> Group<'a> {
         bundle: &mut Bundle,
         clock: &dyn Clock,
         (index, item): (usize, &Item),
-        cells: &[&Cell],
+        (cells, before): (&[&Cell], &mut Option<Reading>),
     ) -> anyhow::Result<Vec<String>> {
         let s = self.session;
         let lockstep = Lockstep {
@@ -99,12 +107,17 @@ impl<'a> Group<'a> {
             latency_steps: if index == 0 { s.plan.latency_steps } else { 0 },
             memory_every: if index == 0 { s.plan.memory_every } else { 0 },
         };
-        let (outcomes, first_target) = self.outcomes(&lockstep, item, cells)?;
+        let generate = self.items().generate.as_ref();
+        let judge = generate.map(|g| Judge::new(g, &s.tokenizer)).transpose()?;
+        let outcomes = self.outcomes(&lockstep, (item, before), (cells, judge.as_ref()))?;
         let (mut records, mut failed) = (Vec::new(), Vec::new());
         for (cell, outcome) in cells.iter().zip(outcomes) {
             let kept = outcome.map_err(|e| e.to_string()).and_then(|outcome| {
-                let targets = &item.ids[first_target..];
-                let record = self.record(cell, (index, item), targets, outcome);
+                let answers = answers::records(item, &outcome, judge.as_ref());
+                let record = ItemRecord {
+                    answers,
+                    ..self.record(cell, (index, item), outcome)
+                };
                 // A number that is none would make the whole item unkeepable.
                 record.check().map(|()| record).map_err(|e| e.to_string())
             });
@@ -126,39 +139,69 @@ impl<'a> Group<'a> {
         Ok(failed)
     }
 
-    /// What the cells gave, in their order, and the index of the first scored token.
+    /// What the cells gave, in their order.
     fn outcomes(
         &self,
         lockstep: &Lockstep<'_>,
-        item: &Item,
-        cells: &[&Cell],
-    ) -> Result<(Outcomes, usize), EvalError> {
+        (item, before): (&Item, &mut Option<Reading>),
+        (cells, judge): (&[&Cell], Option<&Judge<'_>>),
+    ) -> anyhow::Result<Outcomes> {
         let plan = &self.session.plan;
         let strategy = |cell: &Cell| &plan.strategies[cell.strategy];
+        let entrants: Vec<(&Strategy, Continuation)> = cells
+            .iter()
+            .map(|c| (strategy(c), plan.protocols[c.protocol].continuation()))
+            .collect();
         match plan.protocols[self.protocols[0]] {
             Protocol::Stream { .. } => {
-                let strategies: Vec<&Strategy> = cells.iter().map(|c| strategy(c)).collect();
-                Ok((lockstep.stream(&strategies, &item.ids)?, 1))
+                let strategies: Vec<&Strategy> = entrants.iter().map(|e| e.0).collect();
+                Ok(lockstep.stream(&strategies, &item.ids)?)
             }
             Protocol::CompressOnce { context, floor, .. } => {
-                let entrants: Vec<(&Strategy, Continuation)> = cells
-                    .iter()
-                    .map(|c| (strategy(c), plan.protocols[c.protocol].continuation()))
-                    .collect();
                 let floor = if floor { Floor::Run } else { Floor::Leave };
-                let outcomes = lockstep.compress_once(&entrants, &item.ids, context, floor)?;
-                Ok((outcomes, context + 1))
+                Ok(lockstep.compress_once(&entrants, &item.ids, context, floor)?)
+            }
+            Protocol::Tasks { .. } => {
+                let questions: Vec<Vec<Branch<'_>>> = item
+                    .questions
+                    .iter()
+                    .map(|q| {
+                        let branches = q.branches.iter();
+                        branches
+                            .map(|b| Branch {
+                                query: &b.query,
+                                target: &b.target,
+                            })
+                            .collect()
+                    })
+                    .collect();
+                let is_over = |ids: &[u32]| judge.is_some_and(|j| j.is_over(ids));
+                let asked = Asked {
+                    context: &item.ids,
+                    questions: &questions,
+                    generation: judge.map(|j| Generation {
+                        max_tokens: j.max_tokens(),
+                        is_over: &is_over,
+                    }),
+                };
+                Ok(lockstep.answer(&entrants, asked, before)?)
             }
         }
     }
 
-    fn record(
-        &self,
-        cell: &Cell,
-        (index, item): (usize, &Item),
-        targets: &[u32],
-        outcome: Outcome,
-    ) -> ItemRecord {
+    /// The scored tokens.
+    fn targets(&self, item: &Item) -> Vec<u32> {
+        match self.session.plan.protocols[self.protocols[0]] {
+            Protocol::Stream { .. } => item.ids[1..].to_vec(),
+            Protocol::CompressOnce { context, .. } => item.ids[context + 1..].to_vec(),
+            Protocol::Tasks { .. } => {
+                let branches = item.questions.iter().flat_map(|q| &q.branches);
+                branches.flat_map(|b| b.target.iter().copied()).collect()
+            }
+        }
+    }
+
+    fn record(&self, cell: &Cell, (index, item): (usize, &Item), outcome: Outcome) -> ItemRecord {
         let s = self.session;
         let pick = |f: fn(&crate::eval::drift::TokenScore) -> f64| -> Vec<f32> {
             outcome.tokens.iter().map(|t| f(t) as f32).collect()
@@ -181,9 +224,10 @@ impl<'a> Group<'a> {
                 .clone()
                 .unwrap_or_else(|| "own".to_owned()),
             n_scored: outcome.tokens.len(),
-            bytes_text: targets
-                .iter()
-                .filter_map(|&t| s.tokenizer.token_bytes(t))
+            bytes_text: self
+                .targets(item)
+                .into_iter()
+                .filter_map(|t| s.tokenizer.token_bytes(t))
                 .sum(),
             nll: sum(|t| t.nll),
             nll_reference: sum(|t| t.nll_reference),
@@ -196,6 +240,7 @@ impl<'a> Group<'a> {
             memory: outcome.memory,
             memory_track: outcome.memory_track,
             latency: outcome.latency,
+            answers: Vec::new(),
             // The chunk and the threads change no score: left out, so that equal runs have equal records.
             effective: BTreeMap::from([(
                 "backend".to_owned(),
@@ -217,7 +262,7 @@ impl<'a> Group<'a> {
                 bundle.append_cell(&CellRecord {
                     id: cell.id.clone(),
                     status: CellStatus::Done,
-                    n_skipped: 0,
+                    n_skipped: self.items().skipped.len(),
                     wall_s,
                 })?;
             }

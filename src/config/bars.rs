@@ -3,8 +3,8 @@
 //! Invariant: a bar that is accepted belongs to a strategy, a text or domain and a protocol that the experiment has. With
 //! settings changed on the command line, the bars of a file that belong to nothing any more are left out.
 
-use super::plan::Protocol;
 use super::problems::{Diagnostics, SourceKind, did_you_mean};
+use super::protocol::Protocol;
 use super::raw::{Node, Raw};
 use super::read::{Reader, quoted};
 use super::strategies::Resolved;
@@ -260,6 +260,7 @@ impl Place {
         let n_tokens = match protocol {
             Protocol::Stream { window, .. } => *window,
             Protocol::CompressOnce { context, .. } => *context,
+            Protocol::Tasks { length, .. } => *length,
         };
         self.protocol
             .as_deref()
@@ -277,6 +278,10 @@ fn describe(protocol: &Protocol) -> String {
         Protocol::CompressOnce { context, .. } => {
             let continuation = format!("{:?}", protocol.continuation()).to_lowercase();
             format!("compress-once, context {context}, continuation {continuation}")
+        }
+        Protocol::Tasks { shots, length, .. } => {
+            let continuation = format!("{:?}", protocol.continuation()).to_lowercase();
+            format!("tasks, {shots} shots, length {length}, continuation {continuation}")
         }
     }
 }

@@ -10,6 +10,7 @@ mod budget;
 mod plan;
 mod presets;
 mod problems;
+mod protocol;
 mod protocols;
 mod raw;
 mod read;
@@ -22,11 +23,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use plan::{
-    Bos, CalibrationPlan, Cell, ModelLimits, NUMBERS, Origins, Plan, Protocol, is_calibrated,
-    stages_of,
+    CalibrationPlan, Cell, ModelLimits, NUMBERS, Origins, Plan, is_calibrated, stages_of,
 };
 pub use presets::{PRESETS, Preset};
 pub use problems::{Location, Problem, Problems, did_you_mean, nearest};
+pub use protocol::{Bos, Protocol};
 pub use protocols::{PROTOCOLS, ProtocolDef};
 pub use strategies::describe;
 

@@ -10,128 +10,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::problems::{Location, Problem, Problems};
+use super::protocol::{Protocol, QUESTION_TOKENS};
 use crate::cache::project::aqua;
 use crate::cache::stage::{BuildContext, HeadContext, Kind, Side, find};
 use crate::cache::strategy::{StageSpec, Strategy};
-use crate::cache::{Continuation, Geometry, Materials, least_budget};
+use crate::cache::{Geometry, Materials, least_budget};
 use crate::data::{DataRef, sha256_hex};
 use crate::eval::bars::Bar;
 use crate::model::ops::Arithmetic;
 
 /// Raised whenever a change of the program moves numbers, so that cells of before and after have different ids.
 pub const NUMBERS: u32 = 3;
-
-/// Whether a window starts with the model's BOS token. The token counts as one of the window's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Bos {
-    /// As the model's file says.
-    #[default]
-    Model,
-    /// Always; an error for a model without one.
-    Always,
-    /// Never.
-    Never,
-}
-
-/// How a cache is judged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum Protocol {
-    /// Every token of a window is scored by a query that attends through the stored cache, as if decoded.
-    Stream {
-        /// Tokens of a window.
-        window: usize,
-        /// Windows of each text.
-        windows: usize,
-        /// BOS at the start of each window.
-        bos: Bos,
-    },
-    /// A context is prefilled exactly, compressed once, and a continuation of it is scored.
-    CompressOnce {
-        /// Tokens of the context.
-        context: usize,
-        /// Tokens of the continuation.
-        score: usize,
-        /// Documents of each text.
-        documents: usize,
-        /// What becomes of the continuation's rows.
-        continuation: Continuation,
-        /// Whether the floor runs too: the context dropped but its sinks.
-        floor: bool,
-        /// BOS at the start of each context.
-        bos: Bos,
-    },
-}
-
-impl Protocol {
-    /// Tokens that one window or document takes, BOS included.
-    pub fn n_tokens(&self) -> usize {
-        match self {
-            Protocol::Stream { window, .. } => *window,
-            Protocol::CompressOnce { context, score, .. } => context + score,
-        }
-    }
-
-    /// Most tokens that a strategy's own rows hold: all, but for an exact continuation's.
-    fn n_stored(&self, latency_steps: usize) -> usize {
-        match self {
-            Protocol::CompressOnce {
-                context,
-                continuation: Continuation::Exact,
-                ..
-            } => *context,
-            _ => self.n_tokens() + latency_steps,
-        }
-    }
-
-    /// Windows or documents of each text.
-    pub fn n_passages(&self) -> usize {
-        match self {
-            Protocol::Stream { windows, .. } => *windows,
-            Protocol::CompressOnce { documents, .. } => *documents,
-        }
-    }
-
-    /// Whether the two take the same tokens and the same reference: only what becomes of the continuation differs.
-    pub fn shares_items_with(&self, other: &Protocol) -> bool {
-        let common = |protocol: &Protocol| match *protocol {
-            Protocol::CompressOnce {
-                context,
-                score,
-                documents,
-                floor,
-                bos,
-                ..
-            } => Protocol::CompressOnce {
-                continuation: Continuation::Strategy,
-                context,
-                score,
-                documents,
-                floor,
-                bos,
-            },
-            stream => stream,
-        };
-        common(self) == common(other)
-    }
-
-    /// What becomes of rows that are scored: those of a stream are the strategy's.
-    pub fn continuation(&self) -> Continuation {
-        match self {
-            Protocol::Stream { .. } => Continuation::Strategy,
-            Protocol::CompressOnce { continuation, .. } => *continuation,
-        }
-    }
-
-    /// The protocol's name in experiments.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Protocol::Stream { .. } => "stream",
-            Protocol::CompressOnce { .. } => "compress-once",
-        }
-    }
-}
 
 /// The text from which stages that learn take their statistics.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -300,6 +189,11 @@ impl Plan {
                     "protocol.context",
                     format!("context {context} + score {score}"),
                     context + score,
+                ),
+                Protocol::Tasks { length, .. } => (
+                    "protocol.length",
+                    format!("contexts of {length} + {QUESTION_TOKENS} for a question"),
+                    protocol.n_tokens(),
                 ),
             };
             if needed > model.context_length {

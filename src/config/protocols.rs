@@ -29,5 +29,13 @@ pub(super) const COMPRESS_ONCE: ProtocolDef = ProtocolDef {
     keys: &["context", "score", "continuation", "floor"],
 };
 
+/// `tasks`.
+pub(super) const TASKS: ProtocolDef = ProtocolDef {
+    name: "tasks",
+    doc: "a context is prefilled exactly and compressed once; each question and each of its options goes on from a fork of it",
+    paper: "scores as lm-evaluation-harness, the cache compressed before the answer is read",
+    keys: &["shots", "length", "generate", "continuation"],
+};
+
 /// Every protocol.
-pub static PROTOCOLS: &[ProtocolDef] = &[STREAM, COMPRESS_ONCE];
+pub static PROTOCOLS: &[ProtocolDef] = &[STREAM, COMPRESS_ONCE, TASKS];

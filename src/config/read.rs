@@ -71,6 +71,19 @@ pub struct Reader<'a, 'd> {
 }
 
 impl<'a> Reader<'a, '_> {
+    /// The entries of a list of names; one name stands for a list of one. Nothing where the key is absent.
+    pub fn names(&mut self, key: &str) -> Vec<&'a Node> {
+        match self.get(key).map(|node| (node, &node.raw)) {
+            None => Vec::new(),
+            Some((_, Raw::List(items))) if !items.is_empty() => items.iter().collect(),
+            Some((node, Raw::Text(_))) => vec![node],
+            Some((node, _)) => {
+                self.wrong(node, key, "a list of names or paths");
+                Vec::new()
+            }
+        }
+    }
+
     /// The dotted path of a key.
     pub fn key(&self, key: &str) -> String {
         if self.path.is_empty() {

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::plan::{Bos, CalibrationPlan, Origins, Plan, Protocol};
+use super::plan::{CalibrationPlan, Origins, Plan};
 use super::problems::{Diagnostics, did_you_mean};
+use super::protocol::{Bos, Protocol};
+use super::protocols::{self, PROTOCOLS, ProtocolDef};
 use super::raw::{At, Node, Raw, Table};
 use super::read::{Reader, quoted};
 use super::sweep::expand;
-use super::{bars, protocols, strategies};
+use super::{bars, strategies};
 use crate::cache::Continuation;
 use crate::data::{DataError, DataRef, Split};
 use crate::model::ops::Arithmetic;
@@ -27,8 +29,6 @@ const KEYS: &[&str] = &[
     "strategy",
     "bar",
 ];
-const STREAM: &[&str] = protocols::STREAM.keys;
-const COMPRESS_ONCE: &[&str] = protocols::COMPRESS_ONCE.keys;
 const BOTH: &[&str] = &["kind", "bos", "chunk", "latency", "memory_every", "sweep"];
 
 /// Positions beyond any model's context.
@@ -68,8 +68,9 @@ pub fn resolve(tree: &Table, default_name: &str, diagnostics: &mut Diagnostics) 
     let threads = top.count("threads", 1..=1024);
     let arithmetic = top.choice("arithmetic", &Arithmetic::ALL.map(|a| (a.name(), a)));
     let model = model(&mut top);
-    let (data, documents) = data(&mut top);
-    let (protocols, running) = protocol(&mut top, documents);
+    let data = data(&mut top);
+    let (protocols, running) = protocol(&mut top, &data);
+    let data = [data.sets, data.tasks].concat();
     let calibration = calibration(&mut top, &data);
     let resolved = match tree.entry("strategy") {
         Some(list) => strategies::resolve(list, diagnostics),
@@ -196,14 +197,23 @@ fn text_ref(text: &str, node: &Node, key: &str, diagnostics: &mut Diagnostics) -
         .ok()
 }
 
-/// The texts and the number of documents, `None` when it isn't given.
-fn data(top: &mut Reader<'_, '_>) -> (Vec<DataRef>, Option<(usize, At)>) {
+/// What `[data]` says.
+#[derive(Default)]
+struct Data {
+    sets: Vec<DataRef>,
+    documents: Option<(usize, At)>,
+    tasks: Vec<DataRef>,
+    tasks_at: Option<At>,
+    items: Option<(usize, At)>,
+}
+
+fn data(top: &mut Reader<'_, '_>) -> Data {
     let hint = "add [data] with sets = [\"quickstart-prose\"]";
     let Some((table, at)) = top.below("data") else {
         if top.get("data").is_none() {
             top.missing("data", hint);
         }
-        return (Vec::new(), None);
+        return Data::default();
     };
     let mut reader = Reader {
         table,
@@ -211,24 +221,52 @@ fn data(top: &mut Reader<'_, '_>) -> (Vec<DataRef>, Option<(usize, At)>) {
         at,
         diagnostics: top.diagnostics,
     };
-    reader.only(&["sets", "documents"]);
-    let documents = reader.count("documents", 1..=100_000);
-    let documents = documents.zip(table.entry("documents").map(|e| e.key_at));
-    let nodes: Vec<&Node> = match reader.get("sets") {
-        None => {
-            reader.missing("sets", "write sets = [\"quickstart-prose\"]");
-            Vec::new()
-        }
-        Some(node) => match &node.raw {
-            Raw::List(items) if !items.is_empty() => items.iter().collect(),
-            Raw::Text(_) => vec![node],
-            _ => {
-                reader.wrong(node, "sets", "a list of names or paths of texts");
-                Vec::new()
+    reader.only(&["sets", "documents", "tasks", "items"]);
+    let place = |key: &str| table.entry(key).map(|e| e.key_at);
+    let documents = reader
+        .count("documents", 1..=100_000)
+        .zip(place("documents"));
+    let items = reader.count("items", 1..=100_000).zip(place("items"));
+    let (tasks, tasks_at) = (reader.names("tasks"), place("tasks"));
+    if reader.get("sets").is_none() && tasks_at.is_none() {
+        reader.missing(
+            "sets",
+            "write sets = [\"quickstart-prose\"], or tasks = [\"copy\"]",
+        );
+    }
+    let texts = reader.names("sets");
+    Data {
+        sets: sets(&texts, top.diagnostics),
+        documents,
+        tasks: self::tasks(&tasks, top.diagnostics),
+        tasks_at,
+        items,
+    }
+}
+
+fn tasks(nodes: &[&Node], diagnostics: &mut Diagnostics) -> Vec<DataRef> {
+    let mut found: Vec<DataRef> = Vec::new();
+    for (i, node) in nodes.iter().enumerate() {
+        let key = format!("data.tasks.{i}");
+        let Raw::Text(text) = &node.raw else {
+            let what = format!("is {}, must be a task's name or path", node.raw.show());
+            diagnostics.at(node.at, &key, what, None);
+            continue;
+        };
+        let task = match text.ends_with(".toml") {
+            true => DataRef::task_file(text, &folder(node, diagnostics).join(text)),
+            false => DataRef::task(text),
+        };
+        match task {
+            Ok(task) if found.iter().any(|f| f.name == task.name) => {
+                let what = format!("\"{text}\" is the same task as an earlier one");
+                diagnostics.at(node.at, &key, what, Some("remove one".into()));
             }
-        },
-    };
-    (sets(&nodes, top.diagnostics), documents)
+            Ok(task) => found.push(task),
+            Err(e) => diagnostics.at(node.at, &key, e.to_string(), None),
+        }
+    }
+    found
 }
 
 fn sets(nodes: &[&Node], diagnostics: &mut Diagnostics) -> Vec<DataRef> {
@@ -287,7 +325,7 @@ fn calibration(top: &mut Reader<'_, '_>, data: &[DataRef]) -> Option<Calibration
     })
 }
 
-fn protocol(top: &mut Reader<'_, '_>, documents: Option<(usize, At)>) -> (Vec<Protocol>, Running) {
+fn protocol(top: &mut Reader<'_, '_>, data: &Data) -> (Vec<Protocol>, Running) {
     let mut running = RUNNING;
     let Some((table, at)) = top.below("protocol") else {
         if top.get("protocol").is_none() {
@@ -305,24 +343,19 @@ fn protocol(top: &mut Reader<'_, '_>, documents: Option<(usize, At)>) -> (Vec<Pr
     running.latency_steps = latency(&mut reader);
     running.memory_every = reader.count("memory_every", 0..=MAX_TOKENS).unwrap_or(0);
     if reader.get("kind").is_none() {
-        reader.missing("kind", "write kind = \"compress-once\" or \"stream\"");
+        reader.missing(
+            "kind",
+            "write kind = \"compress-once\", \"stream\" or \"tasks\"",
+        );
     }
-    let kinds = [
-        (protocols::STREAM.name, STREAM),
-        (protocols::COMPRESS_ONCE.name, COMPRESS_ONCE),
-    ];
+    let kinds: Vec<(&str, &ProtocolDef)> = PROTOCOLS.iter().map(|p| (p.name, p)).collect();
     let Some(own) = reader.choice("kind", &kinds) else {
-        reader.only(&[BOTH, STREAM, COMPRESS_ONCE].concat());
+        let all = PROTOCOLS.iter().flat_map(|p| p.keys);
+        reader.only(&BOTH.iter().chain(all).copied().collect::<Vec<_>>());
         return (Vec::new(), running);
     };
-    let is_stream = own == STREAM;
     belongs(&mut reader, own);
-    if let (true, Some((_, at))) = (is_stream, documents) {
-        let hint = Some("write `windows` in [protocol]".to_owned());
-        let what = "belongs to compress-once, the protocol is stream";
-        reader.diagnostics.at(at, "data.documents", what, hint);
-    }
-    let documents = documents.map_or(4, |(n, _)| n);
+    belongs_to_data(own, data, top.diagnostics, at);
     let mut protocols = Vec::new();
     for variant in expand(table, "protocol", top.diagnostics) {
         let mut reader = Reader {
@@ -331,9 +364,10 @@ fn protocol(top: &mut Reader<'_, '_>, documents: Option<(usize, At)>) -> (Vec<Pr
             at,
             diagnostics: top.diagnostics,
         };
-        let protocol = match is_stream {
-            true => stream(&mut reader),
-            false => compress_once(&mut reader, documents),
+        let protocol = match own.name {
+            "stream" => stream(&mut reader),
+            "tasks" => of_tasks(&mut reader, data.items.map_or(100, |(n, _)| n)),
+            _ => compress_once(&mut reader, data.documents.map_or(4, |(n, _)| n)),
         };
         if protocols.contains(&protocol) && top.diagnostics.is_clean() {
             let what = "two combinations of the sweep are the same protocol";
@@ -342,28 +376,84 @@ fn protocol(top: &mut Reader<'_, '_>, documents: Option<(usize, At)>) -> (Vec<Pr
         }
         protocols.push(protocol);
     }
+    if own.name == protocols::TASKS.name {
+        // Answers are what a task is about; steps are timed on texts.
+        running.latency_steps = 0;
+    }
     (protocols, running)
 }
 
-/// Reports keys of the other protocol as such, and unknown ones.
-fn belongs(reader: &mut Reader<'_, '_>, own: &[&str]) {
-    let (other, here) = match own == STREAM {
-        true => (COMPRESS_ONCE, "stream"),
-        false => (STREAM, "compress-once"),
-    };
+/// Reports keys of another protocol as such, and unknown ones.
+fn belongs(reader: &mut Reader<'_, '_>, own: &ProtocolDef) {
+    let others: Vec<&str> = PROTOCOLS.iter().flat_map(|p| p.keys).copied().collect();
     for entry in &reader.table.0 {
-        if other.contains(&entry.key.as_str()) {
-            let key = reader.key(&entry.key);
-            let what = format!("belongs to another protocol, this one is {here}");
-            let hint = match (here, &entry.key[..]) {
+        let name = entry.key.as_str();
+        if others.contains(&name) && !own.keys.contains(&name) {
+            let key = reader.key(name);
+            let what = format!("belongs to another protocol, this one is {}", own.name);
+            let hint = match (own.name, name) {
                 ("compress-once", "windows") => "write `documents` in [data]".to_owned(),
-                _ => format!("{here} takes: {}", own.join(", ")),
+                _ => format!("{} takes: {}", own.name, own.keys.join(", ")),
             };
             reader.diagnostics.at(entry.key_at, &key, what, Some(hint));
         }
     }
-    let known: Vec<&str> = [BOTH, own, other].concat();
+    let known: Vec<&str> = BOTH.iter().chain(own.keys).copied().chain(others).collect();
     reader.only(&known);
+}
+
+/// Reports keys of `[data]` that the protocol has no use for, and what it lacks there.
+fn belongs_to_data(own: &ProtocolDef, data: &Data, diagnostics: &mut Diagnostics, at: At) {
+    let is_tasks = own.name == protocols::TASKS.name;
+    let mut refuse = |at: Option<At>, key: &str, other: &str, hint: &str| {
+        if let Some(at) = at {
+            let what = format!("belongs to {other}, the protocol is {}", own.name);
+            diagnostics.at(at, key, what, Some(hint.to_owned()));
+        }
+    };
+    let documents = data.documents.map(|d| d.1);
+    match own.name {
+        "stream" => refuse(
+            documents,
+            "data.documents",
+            "compress-once",
+            "write `windows` in [protocol]",
+        ),
+        "tasks" => refuse(
+            documents,
+            "data.documents",
+            "compress-once",
+            "write `items`",
+        ),
+        _ => {}
+    }
+    if is_tasks {
+        if data.tasks_at.is_none() {
+            let hint = "write tasks = [\"copy\"] in [data]; `kvlab list tasks` has the names";
+            diagnostics.at(
+                at,
+                "data.tasks",
+                "is missing, the protocol is tasks",
+                Some(hint.to_owned()),
+            );
+        } else if let Some(set) = data.sets.first() {
+            let what = format!("`{}` is a text, the protocol is tasks", set.name);
+            diagnostics.at(at, "data.sets", what, Some("write only `tasks`".to_owned()));
+        }
+        return;
+    }
+    refuse(
+        data.tasks_at,
+        "data.tasks",
+        "tasks",
+        "write kind = \"tasks\" in [protocol]",
+    );
+    refuse(
+        data.items.map(|i| i.1),
+        "data.items",
+        "tasks",
+        "write `documents` in [data] or `windows` in [protocol]",
+    );
 }
 
 fn latency(reader: &mut Reader<'_, '_>) -> usize {
@@ -394,18 +484,33 @@ fn stream(reader: &mut Reader<'_, '_>) -> Protocol {
     }
 }
 
-fn compress_once(reader: &mut Reader<'_, '_>, documents: usize) -> Protocol {
-    let continuations = [
+fn of_tasks(reader: &mut Reader<'_, '_>, items: usize) -> Protocol {
+    Protocol::Tasks {
+        shots: reader.count("shots", 0..=1000).unwrap_or(0),
+        items,
+        length: reader.count("length", 16..=MAX_TOKENS).unwrap_or(1024),
+        generate: reader.flag("generate").unwrap_or(true),
+        continuation: continuation(reader),
+        bos: reader.choice("bos", BOS).unwrap_or_default(),
+    }
+}
+
+fn continuation(reader: &mut Reader<'_, '_>) -> Continuation {
+    let all = [
         ("strategy", Continuation::Strategy),
         ("exact", Continuation::Exact),
     ];
+    reader
+        .choice("continuation", &all)
+        .unwrap_or(Continuation::Strategy)
+}
+
+fn compress_once(reader: &mut Reader<'_, '_>, documents: usize) -> Protocol {
     Protocol::CompressOnce {
         context: reader.count("context", 1..=MAX_TOKENS).unwrap_or(1024),
         score: reader.count("score", 2..=MAX_TOKENS).unwrap_or(256),
         documents,
-        continuation: reader
-            .choice("continuation", &continuations)
-            .unwrap_or(Continuation::Strategy),
+        continuation: continuation(reader),
         floor: reader.flag("floor").unwrap_or(false),
         bos: reader.choice("bos", BOS).unwrap_or_default(),
     }

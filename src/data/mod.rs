@@ -7,6 +7,7 @@
 #[cfg(feature = "hub")]
 mod hub;
 pub mod manifest;
+pub mod tasks;
 mod text;
 
 use std::path::{Path, PathBuf};
@@ -154,6 +155,9 @@ pub struct DataRef {
     pub domain: Option<String>,
     /// What stands alone on the line between two documents.
     pub separator: Option<String>,
+    /// Whether it is a task: a definition with its items, not a text.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_task: bool,
 }
 
 /// A text in memory, its sum checked.
@@ -202,6 +206,7 @@ impl DataRef {
             split: set.split,
             domain: Some(set.domain),
             separator: set.separator,
+            is_task: false,
         })
     }
 
@@ -223,6 +228,7 @@ impl DataRef {
                 .lines()
                 .any(|l| l == "\u{c}")
                 .then(|| "\u{c}".to_owned()),
+            is_task: false,
         })
     }
 

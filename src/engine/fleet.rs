@@ -8,7 +8,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::cache::{
-    Admission, Batch, CacheError, Continuation, KvCache, MemoryReport, Needs, Rows, SeqId, Span,
+    Admission, Batch, CacheError, Continuation, KvCache, MemoryReport, Needs, Rows, SeqId,
 };
 use crate::model::transformer::{Hidden, LanguageModel, StepError};
 
@@ -27,19 +27,6 @@ pub struct Member<'a> {
     pub chunk: usize,
 }
 
-/// A member with what became of it.
-struct Ship<'a> {
-    member: Member<'a>,
-    at: usize,
-    rows: Vec<f32>,
-    failed: Option<CacheError>,
-}
-
-/// The members of one step, as one cache: sequence i of a batch is member i.
-struct Fleet<'f, 'a> {
-    ships: &'f mut [Ship<'a>],
-}
-
 /// Feeds `ids[range]` to all members, whose sequences are `range.start` long. Gives the hidden rows of each, or why it
 /// stopped.
 ///
@@ -51,109 +38,200 @@ pub fn feed_all(
     ids: &[u32],
     range: Range<usize>,
 ) -> Result<Vec<Result<Hidden, CacheError>>, StepError> {
-    let n_embd = model.spec().n_embd;
     let most = (STEP_ROWS / members.len().max(1)).max(MEMBER_ROWS);
-    let mut ships: Vec<Ship<'_>> = members
+    let voyages = members
         .into_iter()
-        .map(|member| Ship {
-            member,
-            at: range.start,
-            rows: Vec::new(),
-            failed: None,
+        .map(|member| Voyage {
+            cache: member.cache,
+            legs: vec![Leg {
+                seq: member.seq,
+                start: range.start,
+                tokens: &ids[range.clone()],
+            }],
+            chunk: member.chunk.min(most),
         })
         .collect();
+    let fed = sail_all(model, voyages)?;
+    Ok(fed
+        .into_iter()
+        .map(|legs| Ok(legs?.swap_remove(0)))
+        .collect())
+}
+
+/// One cache with several sequences, each on its way through tokens of its own.
+pub struct Voyage<'a> {
+    /// The cache.
+    pub cache: &'a mut dyn KvCache,
+    /// Its sequences, each at most once, in ascending order of their numbers.
+    pub legs: Vec<Leg<'a>>,
+    /// Most tokens of a sequence in a step.
+    pub chunk: usize,
+}
+
+/// The tokens that one sequence is to take.
+#[derive(Debug, Clone, Copy)]
+pub struct Leg<'a> {
+    /// The sequence.
+    pub seq: SeqId,
+    /// Its length before.
+    pub start: usize,
+    /// The tokens.
+    pub tokens: &'a [u32],
+}
+
+/// Feeds every sequence of every cache its tokens. Gives the hidden rows of each leg, or why the cache stopped.
+///
+/// # Errors
+/// The model's; a cache's error is its own.
+pub fn sail_all(
+    model: &dyn LanguageModel,
+    voyages: Vec<Voyage<'_>>,
+) -> Result<Vec<Result<Vec<Hidden>, CacheError>>, StepError> {
+    let n_embd = model.spec().n_embd;
+    let mut ships: Vec<Ship<'_>> = voyages.into_iter().map(|v| Ship::new(v, n_embd)).collect();
     loop {
         let mut batch = Batch::new();
         let mut tokens = Vec::new();
         for (i, ship) in ships.iter_mut().enumerate() {
-            if ship.failed.is_some() || ship.at == range.end {
-                continue;
-            }
-            let Member { cache, seq, chunk } = &ship.member;
-            let n = cache
-                .step_limit(*seq, (*chunk).min(most))
-                .min(range.end - ship.at);
-            batch.push(SeqId(i as u32), ship.at as u32..(ship.at + n) as u32);
-            tokens.extend_from_slice(&ids[ship.at..ship.at + n]);
+            ship.load(i, &mut batch, &mut tokens);
         }
         if tokens.is_empty() {
             break;
         }
         let hidden = model.step(&batch, &tokens, &mut Fleet { ships: &mut ships })?;
-        for span in batch.spans() {
-            let ship = &mut ships[span.seq.0 as usize];
-            let first = span.first_row * n_embd;
-            ship.rows
-                .extend_from_slice(&hidden.rows[first..first + span.n_tokens() * n_embd]);
-            ship.at += span.n_tokens();
+        for ship in &mut ships {
+            ship.unload(&hidden);
         }
     }
-    Ok(ships
-        .into_iter()
-        .map(|ship| match ship.failed {
-            Some(error) => Err(error),
-            None => Ok(Hidden {
-                rows: ship.rows,
-                n_embd,
-            }),
-        })
-        .collect())
+    Ok(ships.into_iter().map(Ship::land).collect())
 }
 
-impl Ship<'_> {
-    /// Does its part of a call unless it failed before.
-    fn sail(
-        &mut self,
-        span: &Span,
-        work: impl FnOnce(&mut dyn KvCache, &Batch) -> Result<(), CacheError>,
-    ) {
-        if self.failed.is_none() {
-            let alone = Batch::single(self.member.seq, span.positions.clone());
-            self.failed = work(self.member.cache, &alone).err();
+/// A cache's part in the steps, and what became of it.
+struct Ship<'a> {
+    voyage: Voyage<'a>,
+    /// Hidden rows of each leg.
+    hidden: Vec<Hidden>,
+    /// The cache's own part of the present step.
+    alone: Batch,
+    /// The legs of that part, with their tokens.
+    aboard: Vec<(usize, usize)>,
+    /// Row of the step at which its part starts.
+    first_row: usize,
+    failed: Option<CacheError>,
+}
+
+impl<'a> Ship<'a> {
+    fn new(voyage: Voyage<'a>, n_embd: usize) -> Self {
+        let empty = || Hidden {
+            rows: Vec::new(),
+            n_embd,
+        };
+        Self {
+            hidden: voyage.legs.iter().map(|_| empty()).collect(),
+            voyage,
+            alone: Batch::new(),
+            aboard: Vec::new(),
+            first_row: 0,
+            failed: None,
         }
     }
+
+    /// Tokens of a leg that are through.
+    fn done(&self, leg: usize) -> usize {
+        self.hidden[leg].rows.len() / self.hidden[leg].n_embd
+    }
+
+    /// Puts its part of the next step behind those of the ships before it.
+    fn load(&mut self, index: usize, batch: &mut Batch, tokens: &mut Vec<u32>) {
+        self.alone = Batch::new();
+        self.aboard.clear();
+        self.first_row = tokens.len();
+        if self.failed.is_some() {
+            return;
+        }
+        for (i, leg) in self.voyage.legs.iter().enumerate() {
+            let done = self.done(i);
+            if done == leg.tokens.len() {
+                continue;
+            }
+            let n = self
+                .voyage
+                .cache
+                .step_limit(leg.seq, self.voyage.chunk)
+                .min(leg.tokens.len() - done);
+            let first = leg.start + done;
+            let positions = first as u32..(first + n) as u32;
+            self.alone.push(leg.seq, positions.clone());
+            // The model takes positions from the batch; whose they are is the ship's business.
+            batch.push(SeqId(index as u32), positions);
+            tokens.extend_from_slice(&leg.tokens[done..done + n]);
+            self.aboard.push((i, n));
+        }
+    }
+
+    fn unload(&mut self, step: &Hidden) {
+        let mut row = self.first_row;
+        for &(leg, n) in &self.aboard {
+            let rows = row * step.n_embd..(row + n) * step.n_embd;
+            self.hidden[leg].rows.extend_from_slice(&step.rows[rows]);
+            row += n;
+        }
+    }
+
+    fn land(self) -> Result<Vec<Hidden>, CacheError> {
+        match self.failed {
+            Some(error) => Err(error),
+            None => Ok(self.hidden),
+        }
+    }
+
+    /// Does its part of a call unless it failed before.
+    fn sail(&mut self, work: impl FnOnce(&mut dyn KvCache, &Batch) -> Result<(), CacheError>) {
+        if self.failed.is_none() {
+            self.failed = work(self.voyage.cache, &self.alone).err();
+        }
+    }
+
+    /// Its part of rows that lie back to back for the whole step; nothing of nothing.
+    fn part<'r>(&self, rows: &'r [f32], batch: &Batch) -> &'r [f32] {
+        let width = rows.len() / batch.n_rows();
+        &rows[self.first_row * width..(self.first_row + self.alone.n_rows()) * width]
+    }
+}
+
+/// The ships of one step, as one cache.
+struct Fleet<'f, 'a> {
+    ships: &'f mut [Ship<'a>],
 }
 
 impl<'a> Fleet<'_, 'a> {
-    /// The ships of a batch's spans, which ascend.
-    fn of<'s>(&'s mut self, batch: &'s Batch) -> Vec<(&'s mut Ship<'a>, &'s Span)> {
-        let mut spans = batch.spans().iter().peekable();
-        let mut all = Vec::with_capacity(batch.spans().len());
-        for (i, ship) in self.ships.iter_mut().enumerate() {
-            if let Some(span) = spans.next_if(|s| s.seq.0 as usize == i) {
-                all.push((ship, span));
-            }
-        }
-        all
+    /// Those that take part in the step.
+    fn at_sea(&mut self) -> Vec<&mut Ship<'a>> {
+        let ships = self.ships.iter_mut();
+        ships.filter(|ship| ship.alone.n_rows() > 0).collect()
     }
-}
-
-/// A span's part of rows that lie back to back for the whole batch; nothing of nothing.
-fn part<'r>(rows: &'r [f32], batch: &Batch, span: &Span) -> &'r [f32] {
-    let width = rows.len() / batch.n_rows();
-    &rows[span.first_row * width..(span.first_row + span.n_tokens()) * width]
 }
 
 impl KvCache for Fleet<'_, '_> {
     fn needs(&self) -> Needs {
         Needs {
-            hidden: self.ships.iter().any(|s| s.member.cache.needs().hidden),
+            hidden: self.ships.iter().any(|s| s.voyage.cache.needs().hidden),
             ..Needs::default()
         }
     }
 
     fn append(&mut self, layer: usize, batch: &Batch, rows: Rows<'_>) -> Result<(), CacheError> {
-        self.of(batch).into_par_iter().for_each(|(ship, span)| {
-            let hidden = match ship.member.cache.needs().hidden {
-                true => part(rows.hidden, batch, span),
+        self.at_sea().into_par_iter().for_each(|ship| {
+            let hidden = match ship.voyage.cache.needs().hidden {
+                true => ship.part(rows.hidden, batch),
                 false => &[],
             };
             let rows = Rows {
-                k: part(rows.k, batch, span),
-                v: part(rows.v, batch, span),
+                k: ship.part(rows.k, batch),
+                v: ship.part(rows.v, batch),
                 hidden,
             };
-            ship.sail(span, |cache, alone| cache.append(layer, alone, rows));
+            ship.sail(|cache, alone| cache.append(layer, alone, rows));
         });
         Ok(())
     }
@@ -166,30 +244,28 @@ impl KvCache for Fleet<'_, '_> {
         out: &mut [f32],
     ) -> Result<(), CacheError> {
         let width = q.len() / batch.n_rows();
+        let ships = self.at_sea();
         let mut left = out;
-        let mut outs = Vec::with_capacity(batch.spans().len());
-        for span in batch.spans() {
-            let (mine, later) = left.split_at_mut(span.n_tokens() * width);
+        let mut outs = Vec::with_capacity(ships.len());
+        for ship in &ships {
+            let (mine, later) = left.split_at_mut(ship.alone.n_rows() * width);
             outs.push(mine);
             left = later;
         }
-        self.of(batch)
-            .into_par_iter()
-            .zip(outs)
-            .for_each(|((ship, span), out)| {
-                let q = part(q, batch, span);
-                ship.sail(span, |cache, alone| cache.attend(layer, alone, q, out));
-                if ship.failed.is_some() {
-                    out.fill(0.0);
-                }
-            });
+        ships.into_par_iter().zip(outs).for_each(|(ship, out)| {
+            let q = ship.part(q, batch);
+            ship.sail(|cache, alone| cache.attend(layer, alone, q, out));
+            if ship.failed.is_some() {
+                out.fill(0.0);
+            }
+        });
         Ok(())
     }
 
-    fn commit(&mut self, batch: &Batch) -> Result<(), CacheError> {
-        self.of(batch)
+    fn commit(&mut self, _: &Batch) -> Result<(), CacheError> {
+        self.at_sea()
             .into_par_iter()
-            .for_each(|(ship, span)| ship.sail(span, |cache, alone| cache.commit(alone)));
+            .for_each(|ship| ship.sail(|cache, alone| cache.commit(alone)));
         Ok(())
     }
 
@@ -216,10 +292,7 @@ impl KvCache for Fleet<'_, '_> {
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
-        match self.ships.get(seq.0 as usize) {
-            Some(ship) => Ok(ship.at as u32),
-            None => Err(CacheError::UnknownSequence(seq.0)),
-        }
+        Err(CacheError::UnknownSequence(seq.0))
     }
 
     fn memory(&self) -> MemoryReport {

@@ -131,6 +131,16 @@ impl<C: KvCache> Recording<C> {
         }
     }
 
+    /// Goes on recording `seq`, whose rows are on `tape`; hidden rows where the tape has them.
+    pub fn resume(inner: C, seq: SeqId, tape: ContextTape) -> Self {
+        Self {
+            inner,
+            seq,
+            hidden: tape.layers.iter().any(|l| !l.hidden.is_empty()),
+            tape,
+        }
+    }
+
     /// The cache and the tape.
     pub fn into_parts(self) -> (C, ContextTape) {
         (self.inner, self.tape)

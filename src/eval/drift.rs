@@ -22,6 +22,10 @@ pub struct TokenScore {
     pub kld: f64,
     /// Both rank the same token first.
     pub same_top: bool,
+    /// The strategy ranks the target first.
+    pub is_greedy: bool,
+    /// The reference ranks the target first.
+    pub is_greedy_reference: bool,
     /// p − p_reference of the target.
     pub delta_p: f64,
 }
@@ -77,6 +81,8 @@ impl<'a> Reference<'a> {
                     // Rounding may leave a negative of about 1e-7; cutting it off would bias the mean of nearly equal rows.
                     kld: gap - (reference.log_sum - row.log_sum),
                     same_top: row.top == reference.top,
+                    is_greedy: row.top == target,
+                    is_greedy_reference: reference.top == target,
                     delta_p: ln_p.exp() - ln_p_reference.exp(),
                 }
             })

@@ -10,8 +10,10 @@
 
 use std::path::PathBuf;
 
+use super::answers::Generated;
 use super::drift::{Reference, TokenScore};
 use super::latency::{self, Decode};
+use super::reading::Reading;
 use super::records::{LatencyRecord, MemoryRecord};
 use crate::cache::pages::HostStore;
 use crate::cache::stage::{Calibration, Params, Value};
@@ -22,14 +24,14 @@ use crate::cache::{
 };
 use crate::engine::clock::Clock;
 use crate::engine::fleet::{Member, feed_all};
-use crate::engine::{self, ContextTape, Recording, TapeError};
+use crate::engine::{ContextTape, TapeError};
 use crate::model::transformer::{Hidden, LanguageModel, StepError};
 
 /// Rows whose logits exist at a time: full tiles for the output matrix, 13 MB for 50,000 words.
 const ROWS: usize = 64;
 
 /// The one sequence of an item.
-const SEQ: SeqId = SeqId(0);
+pub(super) const SEQ: SeqId = SeqId(0);
 
 /// Context rows that the floor keeps: attention sinks, without which no context-free run is meaningful.
 pub const FLOOR_SINKS: usize = 4;
@@ -72,6 +74,8 @@ pub struct Outcome {
     pub nll_floor: Option<f64>,
     /// Tokens of a step as used.
     pub chunk: usize,
+    /// Answers, where they are asked for.
+    pub generated: Generated,
 }
 
 /// Why a strategy, or the reference, stopped.
@@ -92,11 +96,11 @@ pub enum EvalError {
 pub type Outcomes = Vec<Result<Outcome, EvalError>>;
 
 /// A strategy on its way through an item.
-struct Runner {
-    cache: StagedCache,
-    chunk: usize,
+pub(super) struct Runner {
+    pub(super) cache: StagedCache,
+    pub(super) chunk: usize,
     /// What becomes of rows that are scored; in a stream, all are the strategy's.
-    continuation: Continuation,
+    pub(super) continuation: Continuation,
     tokens: Vec<TokenScore>,
     memory: Vec<MemoryRecord>,
     memory_track: Vec<MemoryRecord>,
@@ -188,7 +192,11 @@ impl<'a> Lockstep<'a> {
         }
         let start = self.clock.read();
         let needs_hidden = runners.iter().flatten().any(|r| r.cache.needs().hidden);
-        let (mut reference, tape) = self.prefill(&ids[..context], needs_hidden)?;
+        let Reading {
+            mut reference,
+            tape,
+            ..
+        } = self.read(None, &ids[..context], needs_hidden)?;
         let prefill_ms = self.clock.read().since(start).wall_ms();
         let n = entrants.len();
         each(&mut runners, |runner| self.compress(runner, &tape));
@@ -202,22 +210,7 @@ impl<'a> Lockstep<'a> {
         Ok(self.collect(runners, latencies, nll_floor))
     }
 
-    /// Reads a context exactly: the reference, and a tape of the context's rows.
-    fn prefill(&self, ids: &[u32], hidden: bool) -> Result<(Runner, ContextTape), EvalError> {
-        let mut reference = self.build(&Strategy::bare("f32"))?;
-        reference.cache.admit(SEQ, Admission::Streaming)?;
-        let mut recording = if hidden {
-            Recording::with_hidden(reference.cache, SEQ)
-        } else {
-            Recording::new(reference.cache, SEQ)
-        };
-        engine::prefill(self.model, &mut recording, SEQ, ids, self.chunk)?;
-        let tape;
-        (reference.cache, tape) = recording.into_parts();
-        Ok((reference, tape))
-    }
-
-    fn build(&self, strategy: &Strategy) -> Result<Runner, EvalError> {
+    pub(super) fn build(&self, strategy: &Strategy) -> Result<Runner, EvalError> {
         let materials = Materials {
             geometry: self.geometry,
             calibration: self.calibration,
@@ -229,11 +222,16 @@ impl<'a> Lockstep<'a> {
             .map_err(CacheError::from)?;
         let store = Box::new(HostStore::default());
         let cache = StagedCache::from_stages(stages, self.geometry, store)?;
+        Ok(self.runner(cache))
+    }
+
+    /// A cache at the start of its way.
+    pub(super) fn runner(&self, cache: StagedCache) -> Runner {
         let chunk = self
             .chunk
             .min(cache.needs().max_chunk.unwrap_or(usize::MAX))
             .max(1);
-        Ok(Runner {
+        Runner {
             cache,
             chunk,
             continuation: Continuation::Strategy,
@@ -241,11 +239,15 @@ impl<'a> Lockstep<'a> {
             memory: Vec::new(),
             memory_track: Vec::new(),
             compress_ms: 0.0,
-        })
+        }
     }
 
     /// Replays the context into a strategy's cache and compresses it.
-    fn compress(&self, runner: &mut Runner, tape: &ContextTape) -> Result<(), EvalError> {
+    pub(super) fn compress(
+        &self,
+        runner: &mut Runner,
+        tape: &ContextTape,
+    ) -> Result<(), EvalError> {
         let start = self.clock.read();
         runner.cache.admit(SEQ, Admission::Context)?;
         tape.replay(&mut runner.cache, SEQ, runner.chunk)?;
@@ -344,7 +346,7 @@ impl<'a> Lockstep<'a> {
         Ok(each.collect())
     }
 
-    fn score_rows(
+    pub(super) fn score_rows(
         &self,
         full: &Hidden,
         runners: &mut [Result<Runner, EvalError>],
@@ -408,7 +410,7 @@ impl<'a> Lockstep<'a> {
             .collect()
     }
 
-    fn collect(
+    pub(super) fn collect(
         &self,
         runners: Vec<Result<Runner, EvalError>>,
         latencies: Vec<Option<LatencyRecord>>,
@@ -426,6 +428,7 @@ impl<'a> Lockstep<'a> {
                     latency,
                     nll_floor,
                     chunk: r.chunk,
+                    generated: Generated::default(),
                 })
             })
             .collect()
@@ -458,7 +461,7 @@ fn floor_strategy() -> Strategy {
     }
 }
 
-fn each(
+pub(super) fn each(
     runners: &mut [Result<Runner, EvalError>],
     work: impl Fn(&mut Runner) -> Result<(), EvalError>,
 ) {

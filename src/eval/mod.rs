@@ -2,10 +2,12 @@
 //!
 //! Invariant: nothing here names a strategy; records hold sums and per-token values, never ratios.
 
+pub mod answers;
 pub mod bars;
 pub mod bench;
 pub mod drift;
 pub mod latency;
 pub mod lockstep;
+pub mod reading;
 pub mod records;
 pub mod stats;

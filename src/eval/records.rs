@@ -50,6 +50,9 @@ pub struct ItemRecord {
     pub memory_track: Vec<MemoryRecord>,
     /// Times, where the plan asks for them.
     pub latency: Option<LatencyRecord>,
+    /// Answers, one entry per question asked of the item's cache; empty for texts. The scored tokens are then the options' in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub answers: Vec<AnswerRecord>,
     /// Settings as used, not as asked for (chunk, threads, backend, ...).
     pub effective: BTreeMap<String, String>,
 }
@@ -70,6 +73,51 @@ pub struct PerToken {
     /// p_strategy − p_reference of the target token.
     #[serde(with = "f32_base64")]
     pub delta_p: Vec<f32>,
+}
+
+/// What came of one question.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AnswerRecord {
+    /// Index of the right option.
+    pub gold: usize,
+    /// The options, in the task's order; one where there is one right continuation.
+    pub options: Vec<OptionRecord>,
+    /// The generated answer, where one was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generated: Option<GeneratedRecord>,
+}
+
+/// The likelihood of one option.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptionRecord {
+    /// Its tokens.
+    pub n_tokens: usize,
+    /// Characters that normalise its likelihood.
+    pub n_chars: usize,
+    /// −ln p under the strategy's cache, nats.
+    pub nll: f64,
+    /// −ln p under the reference, nats.
+    pub nll_reference: f64,
+    /// Each of its tokens is the strategy's most likely one.
+    pub is_greedy: bool,
+    /// Each of its tokens is the reference's most likely one.
+    pub is_greedy_reference: bool,
+}
+
+/// A generated answer and what it is worth.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GeneratedRecord {
+    /// Under the strategy's cache.
+    pub text: String,
+    /// Under the reference.
+    pub text_reference: String,
+    /// Part of what was wanted, 0 … 1.
+    pub score: f64,
+    /// The same of the reference's.
+    pub score_reference: f64,
 }
 
 /// Live bytes of a cache that holds exactly one sequence.
@@ -360,6 +408,7 @@ mod tests {
                 prefill_ms: 2.0,
                 compress_ms: 0.0,
             }),
+            answers: Vec::new(),
             effective: BTreeMap::from([("chunk".into(), "512".into())]),
         }
     }

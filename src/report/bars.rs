@@ -91,6 +91,11 @@ fn is_about(bar: &Bar, group: &Group, groups: &[Group]) -> bool {
             continuation,
             ..
         } => ("compress-once", *continuation, *context),
+        ProtocolKind::Tasks {
+            length,
+            continuation,
+            ..
+        } => ("tasks", *continuation, *length),
     };
     let is_protocol = bar.protocol.as_deref().is_none_or(|k| k == kind)
         && bar.continuation.is_none_or(|c| c == continuation)

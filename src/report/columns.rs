@@ -5,7 +5,9 @@
 
 use crate::cache::stage::KeyForm;
 use crate::cache::strategy::{StageSpec, Strategy};
+use crate::eval::stats::Estimate;
 
+use super::accuracy::Accuracy;
 use super::format::{plus_minus, signed_plus_minus, significant};
 use super::rows::{Group, Row, Scores};
 
@@ -103,24 +105,107 @@ pub static COLUMNS: &[Column] = &[
         },
     },
     Column {
+        head: "acc %",
+        tex: r"acc (\%)",
+        rank: 0,
+        text: |_, s| of_answers(s, |a| percent(&a.acc.value)),
+    },
+    Column {
+        head: "full acc %",
+        tex: r"full acc (\%)",
+        rank: 2,
+        text: |_, s| of_answers(s, |a| format!("{:.1}", 100.0 * a.acc.reference.value)),
+    },
+    Column {
+        head: "Δacc pp",
+        tex: r"$\Delta$acc (pp)",
+        rank: 0,
+        text: |_, s| of_answers(s, |a| points(&a.acc.delta)),
+    },
+    Column {
+        head: "acc_norm %",
+        tex: r"acc\_norm (\%)",
+        rank: 2,
+        text: |_, s| {
+            of_answers(s, |a| {
+                let rate = a.acc_norm.map(|r| percent(&r.value));
+                rate.unwrap_or_default()
+            })
+        },
+    },
+    Column {
+        head: "lost/gained",
+        tex: "lost/gained",
+        rank: 3,
+        text: |_, s| of_answers(s, |a| format!("{}/{}", a.n_lost, a.n_gained)),
+    },
+    Column {
+        head: "same choice %",
+        tex: r"same choice (\%)",
+        rank: 5,
+        text: |_, s| of_answers(s, |a| format!("{:.1}", 100.0 * a.same_choice.value)),
+    },
+    Column {
+        head: "kept of right %",
+        tex: r"kept of right (\%)",
+        rank: 4,
+        text: |_, s| of_answers(s, |a| a.kept.map(|k| percent(&k)).unwrap_or_default()),
+    },
+    Column {
+        head: "gold ΔNLL",
+        tex: r"gold $\Delta$NLL",
+        rank: 1,
+        text: |_, s| {
+            of_answers(s, |a| {
+                signed_plus_minus(a.gold_delta_nll.value, a.gold_delta_nll.half_width())
+            })
+        },
+    },
+    Column {
+        head: "generated %",
+        tex: r"generated (\%)",
+        rank: 3,
+        text: |_, s| {
+            of_answers(s, |a| {
+                let rate = a.generated.map(|r| percent(&r.value));
+                rate.unwrap_or_default()
+            })
+        },
+    },
+    Column {
+        head: "full generated %",
+        tex: r"full generated (\%)",
+        rank: 6,
+        text: |_, s| {
+            of_answers(s, |a| {
+                let rate = a
+                    .generated
+                    .map(|r| format!("{:.1}", 100.0 * r.reference.value));
+                rate.unwrap_or_default()
+            })
+        },
+    },
+    Column {
         head: "PPL",
         tex: "PPL",
         rank: 2,
-        text: |_, s| format!("{:.4}", s.quality.ppl()),
+        text: |_, s| of_text(s, |s| format!("{:.4}", s.quality.ppl())),
     },
     Column {
         head: "bits/byte",
         tex: "",
         rank: 15,
-        text: |_, s| significant(s.quality.bits_per_byte, 4),
+        text: |_, s| of_text(s, |s| significant(s.quality.bits_per_byte, 4)),
     },
     Column {
         head: "ΔPPL %",
         tex: r"$\Delta$PPL (\%)",
         rank: 0,
         text: |_, s| {
-            let change = s.quality.paired.ppl_change_percent();
-            signed_plus_minus(change.value, change.half_width())
+            of_text(s, |s| {
+                let change = s.quality.paired.ppl_change_percent();
+                signed_plus_minus(change.value, change.half_width())
+            })
         },
     },
     Column {
@@ -231,6 +316,28 @@ pub fn text(group: &Group, columns: &[Column], head: fn(&Column) -> &'static str
         })
         .collect();
     Text { heads, rows }
+}
+
+/// What is said of texts alone: perplexity over the options of questions would mean nothing.
+fn of_text(scores: &Scores, f: fn(&Scores) -> String) -> String {
+    match scores.accuracy {
+        Some(_) => String::new(),
+        None => f(scores),
+    }
+}
+
+fn of_answers(scores: &Scores, f: fn(&Accuracy) -> String) -> String {
+    scores.accuracy.as_ref().map_or_else(String::new, f)
+}
+
+fn percent(rate: &Estimate) -> String {
+    let percent = rate.scaled(100.0);
+    plus_minus(percent.value, percent.half_width())
+}
+
+fn points(delta: &Estimate) -> String {
+    let points = delta.scaled(100.0);
+    signed_plus_minus(points.value, points.half_width())
 }
 
 fn memory(scores: &Scores, f: fn(&super::measures::Memory) -> String) -> String {

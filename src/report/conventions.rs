@@ -56,7 +56,7 @@ pub fn own(group: &Group) -> Vec<String> {
 pub fn item_noun(kind: &ProtocolKind) -> &'static str {
     match kind {
         ProtocolKind::Stream { .. } => "window",
-        ProtocolKind::CompressOnce { .. } => "context",
+        ProtocolKind::CompressOnce { .. } | ProtocolKind::Tasks { .. } => "context",
     }
 }
 
@@ -94,6 +94,23 @@ pub fn protocol(group: &Group) -> String {
                 count(*scored, "token"),
             )
         }
+        ProtocolKind::Tasks {
+            shots,
+            continuation,
+            ..
+        } => {
+            let rows = match continuation {
+                Continuation::Strategy => "go through the same strategy",
+                Continuation::Exact => "stay exact (f32)",
+            };
+            format!(
+                "`tasks`: a context ({} before each question of a task with a file) read exactly, all but its last token \
+                 compressed once; each option goes on from a fork, its own rows {rows}; {bos}. acc: the right option is the most \
+                 likely (one option: each of its tokens is), acc_norm: per character; full: the f32 reference, paired; lost: right \
+                 with the reference alone; gold ΔNLL: of the right option, nats per token; KLD over the options' tokens",
+                count(*shots, "solved example"),
+            )
+        }
     };
     format!("Protocol {kind}.")
 }
@@ -118,13 +135,45 @@ pub fn data(group: &Group) -> String {
         },
     );
     format!(
-        "Data {}: {counts}, {} dropped.",
+        "Data {}: {counts}, {} dropped{}.",
         names.join(", "),
         count(group.n_tokens_dropped, "token"),
+        left_out(group),
     )
 }
 
+/// Items that were too long, and answers that begin inside a token.
+fn left_out(group: &Group) -> String {
+    let cuts = || {
+        let all = group.data.iter().flat_map(|d| &d.cuts);
+        all.filter(|cut| cut.protocol == group.protocol.name)
+    };
+    let mut out = String::new();
+    let skipped: Vec<&str> = cuts()
+        .flat_map(|c| &c.skipped)
+        .map(String::as_str)
+        .collect();
+    if !skipped.is_empty() {
+        let n = count(skipped.len(), "item");
+        out.push_str(&format!(
+            "; {n} longer than the model's context skipped: {}",
+            skipped.join(", ")
+        ));
+    }
+    let n_split: usize = cuts().map(|c| c.n_split_borders).sum();
+    if n_split > 0 {
+        let n = count(n_split, "option");
+        out.push_str(&format!(
+            "; {n} meet their context inside a token (the context's own tokens are kept)"
+        ));
+    }
+    out
+}
+
 fn reference(group: &Group) -> Option<String> {
+    if group.is_asked() {
+        return None;
+    }
     let baseline = group.baseline.as_ref()?;
     let floor = baseline.floor_ppl.map_or_else(String::new, |ppl| {
         format!("; floor (context dropped but its sinks): PPL {ppl:.4}")

@@ -7,6 +7,7 @@ use crate::cache::strategy::ExactFormat;
 use crate::eval::bars::Bound;
 use crate::eval::stats::{Estimate, Paired};
 
+use super::accuracy::Accuracy;
 use super::bars::BarRow;
 use super::columns::{key_form, side, stages};
 use super::measures::{Latency, Memory, Repetition};
@@ -105,6 +106,45 @@ pub(super) static SCORES: &[Field<Scores>] = &[
     }),
     ("context_benefit_kept_se", |s| {
         optional(s.quality.context_benefit_kept.and_then(|e| e.se))
+    }),
+    ("n_questions", |s| {
+        of_answers(s, |a| a.n_questions.to_string())
+    }),
+    ("acc", |s| of_answers(s, |a| number(a.acc.value.value))),
+    ("acc_se", |s| of_answers(s, |a| optional(a.acc.value.se))),
+    ("acc_reference", |s| {
+        of_answers(s, |a| number(a.acc.reference.value))
+    }),
+    ("delta_acc", |s| {
+        of_answers(s, |a| number(a.acc.delta.value))
+    }),
+    ("delta_acc_low", |s| of_answers(s, |a| low(&a.acc.delta))),
+    ("delta_acc_high", |s| of_answers(s, |a| high(&a.acc.delta))),
+    ("acc_norm", |s| {
+        of_answers(s, |a| optional(a.acc_norm.map(|r| r.value.value)))
+    }),
+    ("acc_norm_reference", |s| {
+        of_answers(s, |a| optional(a.acc_norm.map(|r| r.reference.value)))
+    }),
+    ("n_lost", |s| of_answers(s, |a| a.n_lost.to_string())),
+    ("n_gained", |s| of_answers(s, |a| a.n_gained.to_string())),
+    ("kept_of_right", |s| {
+        of_answers(s, |a| optional(a.kept.map(|k| k.value)))
+    }),
+    ("same_choice", |s| {
+        of_answers(s, |a| number(a.same_choice.value))
+    }),
+    ("gold_delta_nll", |s| {
+        of_answers(s, |a| number(a.gold_delta_nll.value))
+    }),
+    ("gold_delta_nll_se", |s| {
+        of_answers(s, |a| optional(a.gold_delta_nll.se))
+    }),
+    ("generated", |s| {
+        of_answers(s, |a| optional(a.generated.map(|r| r.value.value)))
+    }),
+    ("generated_reference", |s| {
+        of_answers(s, |a| optional(a.generated.map(|r| r.reference.value)))
     }),
     ("bits_per_value", |s| of_memory(s, Memory::bits_per_value)),
     ("bytes_per_token", |s| of_memory(s, Memory::bytes_per_token)),
@@ -279,6 +319,10 @@ fn low(estimate: &Estimate) -> String {
 
 fn high(estimate: &Estimate) -> String {
     optional(estimate.interval.map(|(_, high)| high))
+}
+
+fn of_answers(scores: &Scores, f: fn(&Accuracy) -> String) -> String {
+    scores.accuracy.as_ref().map_or_else(String::new, f)
 }
 
 fn of_memory(scores: &Scores, f: fn(&Memory) -> f64) -> String {

@@ -3,6 +3,7 @@
 //! Invariants: a report can be made at any time from the raw files, of a finished run or not, and is then the same to
 //! the byte; ratios exist only here; no number stands without its n, its unit and its convention.
 
+pub mod accuracy;
 pub mod bars;
 pub mod bench;
 pub mod columns;

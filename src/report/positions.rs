@@ -55,6 +55,8 @@ impl Positions {
         let first = match kind {
             ProtocolKind::Stream { unscored, .. } => unscored - 1,
             ProtocolKind::CompressOnce { context, .. } => *context,
+            // Options begin where their items end: no position is common to them.
+            ProtocolKind::Tasks { .. } => return None,
         };
         let long: Vec<&ItemRecord> = items
             .iter()

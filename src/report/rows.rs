@@ -11,6 +11,7 @@ use crate::cache::strategy::Strategy;
 use crate::eval::records::{CellStatus, ItemRecord};
 use crate::eval::stats::{Pair, Paired};
 
+use super::accuracy::Accuracy;
 use super::bars::{self, BarRow};
 use super::measures::{Latency, Memory, Quality};
 use super::positions::Positions;
@@ -109,6 +110,8 @@ pub struct Scores {
     pub n_scored: usize,
     /// Likelihood and distribution.
     pub quality: Quality,
+    /// Answers, where questions were asked.
+    pub accuracy: Option<Accuracy>,
     /// Bytes.
     pub memory: Option<Memory>,
     /// Bytes along what is scored, one entry per length, ascending; empty unless the experiment asks for it.
@@ -117,6 +120,13 @@ pub struct Scores {
     pub positions: Option<Positions>,
     /// Times, one entry per depth, ascending.
     pub latency: Vec<Latency>,
+}
+
+impl Group {
+    /// Whether its items are questions, not texts.
+    pub fn is_asked(&self) -> bool {
+        matches!(self.protocol.kind, ProtocolKind::Tasks { .. })
+    }
 }
 
 impl Row {
@@ -414,6 +424,7 @@ impl<'a> Source<'a> {
             n_skipped: ends().map(|end| end.n_skipped).sum(),
             n_scored: records.iter().map(|r| r.n_scored).sum(),
             quality,
+            accuracy: Accuracy::new(&records),
             memory: Memory::new(&records, &self.contents.header.geometry),
             memory_track: Memory::track(&records, &self.contents.header.geometry),
             positions: Positions::new(&records, kind),

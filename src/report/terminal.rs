@@ -36,7 +36,7 @@ pub fn results(report: &Report, width: usize) -> String {
             said = sentence;
         }
         out.push_str(&wrapped(&data(group), width));
-        if let Some(baseline) = &group.baseline {
+        if let Some(baseline) = group.baseline.as_ref().filter(|_| !group.is_asked()) {
             let line = format!(
                 "Reference (f32 rows) PPL {:.4}; ± is half of a 95 % interval, paired where a difference.",
                 baseline.reference_ppl

@@ -99,6 +99,7 @@ fn rows(
         (Some(n), _) => n as usize,
         (None, Protocol::Stream { window, .. }) => *window,
         (None, Protocol::CompressOnce { context, .. }) => *context,
+        (None, Protocol::Tasks { length, .. }) => *length,
     };
     let base = |window: Option<u32>| window.map_or(n_tokens, |w| n_tokens.min(w as usize));
     let f16_bytes = geometry
@@ -160,11 +161,16 @@ fn tokens_to_run(plan: &Plan) -> usize {
                 floor,
                 ..
             } => context + (n + 1 + usize::from(*floor)) * score,
+            // How long a question is, its items tell only when they are read.
+            Protocol::Tasks { length, .. } => length + (n + 1) * ANSWER_TOKENS,
         };
         protocol.n_passages() * per_passage + n * plan.latency_steps
     };
     plan.data.len() * plan.protocols_by_items().into_iter().map(of).sum::<usize>()
 }
+
+/// Tokens of a question's options, about.
+const ANSWER_TOKENS: usize = 100;
 
 fn headline(protocol: &Protocol) -> String {
     match protocol {
@@ -185,6 +191,16 @@ fn headline(protocol: &Protocol) -> String {
                 counted(*documents, "document")
             )
         }
+        Protocol::Tasks {
+            shots,
+            items,
+            length,
+            ..
+        } => format!(
+            "tasks: {}, {} before each; contexts that are made have {length} tokens",
+            counted(*items, "item"),
+            counted(*shots, "solved example")
+        ),
     }
 }
 

@@ -1,0 +1,159 @@
+//! How a cache is judged: the protocols with their lengths.
+//!
+//! Invariant: a protocol is all that decides which tokens are read, compressed and scored, beside the text and the model.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cache::Continuation;
+
+/// Whether a window starts with the model's BOS token. The token counts as one of the window's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bos {
+    /// As the model's file says.
+    #[default]
+    Model,
+    /// Always; an error for a model without one.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// How a cache is judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Protocol {
+    /// Every token of a window is scored by a query that attends through the stored cache, as if decoded.
+    Stream {
+        /// Tokens of a window.
+        window: usize,
+        /// Windows of each text.
+        windows: usize,
+        /// BOS at the start of each window.
+        bos: Bos,
+    },
+    /// A context is prefilled exactly, compressed once, and a continuation of it is scored.
+    CompressOnce {
+        /// Tokens of the context.
+        context: usize,
+        /// Tokens of the continuation.
+        score: usize,
+        /// Documents of each text.
+        documents: usize,
+        /// What becomes of the continuation's rows.
+        continuation: Continuation,
+        /// Whether the floor runs too: the context dropped but its sinks.
+        floor: bool,
+        /// BOS at the start of each context.
+        bos: Bos,
+    },
+    /// Questions of tasks: a context is prefilled exactly, compressed once, and each answer is a fork of it.
+    Tasks {
+        /// Solved examples before each question, where a task's items come from a file.
+        shots: usize,
+        /// Items of each task.
+        items: usize,
+        /// Tokens of a context that the program makes.
+        length: usize,
+        /// Whether answers are generated too, where a task says how.
+        generate: bool,
+        /// What becomes of the rows of queries and answers.
+        continuation: Continuation,
+        /// BOS at the start of each context.
+        bos: Bos,
+    },
+}
+
+/// Tokens that a question with its answer may take beyond a context that the program makes.
+pub(super) const QUESTION_TOKENS: usize = 512;
+
+impl Protocol {
+    /// Tokens that one window or document takes, BOS included.
+    pub fn n_tokens(&self) -> usize {
+        match self {
+            Protocol::Stream { window, .. } => *window,
+            Protocol::CompressOnce { context, score, .. } => context + score,
+            Protocol::Tasks { length, .. } => length + QUESTION_TOKENS,
+        }
+    }
+
+    /// Most tokens that a strategy's own rows hold: all, but for an exact continuation's.
+    pub(super) fn n_stored(&self, latency_steps: usize) -> usize {
+        match self {
+            Protocol::CompressOnce {
+                context,
+                continuation: Continuation::Exact,
+                ..
+            } => *context,
+            // A question's forks are gone before the next one's.
+            Protocol::Tasks { length, .. } => *length,
+            _ => self.n_tokens() + latency_steps,
+        }
+    }
+
+    /// Windows or documents of each text.
+    pub fn n_passages(&self) -> usize {
+        match self {
+            Protocol::Stream { windows, .. } => *windows,
+            Protocol::CompressOnce { documents, .. } => *documents,
+            Protocol::Tasks { items, .. } => *items,
+        }
+    }
+
+    /// Whether the two take the same tokens and the same reference: only what becomes of the continuation differs.
+    pub fn shares_items_with(&self, other: &Protocol) -> bool {
+        let common = |protocol: &Protocol| match *protocol {
+            Protocol::CompressOnce {
+                context,
+                score,
+                documents,
+                floor,
+                bos,
+                ..
+            } => Protocol::CompressOnce {
+                continuation: Continuation::Strategy,
+                context,
+                score,
+                documents,
+                floor,
+                bos,
+            },
+            Protocol::Tasks {
+                shots,
+                items,
+                length,
+                generate,
+                bos,
+                ..
+            } => Protocol::Tasks {
+                continuation: Continuation::Strategy,
+                shots,
+                items,
+                length,
+                generate,
+                bos,
+            },
+            stream @ Protocol::Stream { .. } => stream,
+        };
+        common(self) == common(other)
+    }
+
+    /// What becomes of rows that are scored: those of a stream are the strategy's.
+    pub fn continuation(&self) -> Continuation {
+        match self {
+            Protocol::Stream { .. } => Continuation::Strategy,
+            Protocol::CompressOnce { continuation, .. } | Protocol::Tasks { continuation, .. } => {
+                *continuation
+            }
+        }
+    }
+
+    /// The protocol's name in experiments.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Protocol::Stream { .. } => "stream",
+            Protocol::CompressOnce { .. } => "compress-once",
+            Protocol::Tasks { .. } => "tasks",
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What answers are worth: accuracy of strategy and reference on the same questions, paired.
+//!
+//! Invariants: a mean is over questions with the item as its cluster; a question with options is right when the right one is the most
+//! likely, one with a single option when each of its tokens is the most likely one (greedy); the first of equals counts.
+
+use crate::eval::records::{AnswerRecord, GeneratedRecord, ItemRecord, OptionRecord};
+use crate::eval::stats::Estimate;
+
+/// Accuracy by one rule.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rate {
+    /// The strategy's.
+    pub value: Estimate,
+    /// The reference's.
+    pub reference: Estimate,
+    /// Strategy minus reference, paired.
+    pub delta: Estimate,
+}
+
+/// Answers of a row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Accuracy {
+    /// Questions.
+    pub n_questions: usize,
+    /// By likelihood.
+    pub acc: Rate,
+    /// By likelihood per character; `None` where questions have one option.
+    pub acc_norm: Option<Rate>,
+    /// Questions that the reference gets right and the strategy does not.
+    pub n_lost: usize,
+    /// Questions that the strategy alone gets right.
+    pub n_gained: usize,
+    /// Part of the reference's right answers that the strategy gives too; `None` where it has none.
+    pub kept: Option<Estimate>,
+    /// Part of the questions in which both choose the same option, or both are greedy or not.
+    pub same_choice: Estimate,
+    /// −ln p of the right option minus the reference's, nats per token, paired.
+    pub gold_delta_nll: Estimate,
+    /// Worth of generated answers.
+    pub generated: Option<Rate>,
+}
+
+/// Which side of a record.
+type Side<T> = fn(&T) -> f64;
+
+impl Accuracy {
+    /// Of some items; `None` unless they hold answers.
+    pub fn new(items: &[&ItemRecord]) -> Option<Self> {
+        let answered: Vec<&ItemRecord> = items
+            .iter()
+            .copied()
+            .filter(|r| !r.answers.is_empty())
+            .collect();
+        let per = |of: &dyn Fn(&AnswerRecord) -> f64, over: &dyn Fn(&AnswerRecord) -> f64| {
+            let sum = |f: &dyn Fn(&AnswerRecord) -> f64| -> Vec<f64> {
+                let item = |r: &&ItemRecord| r.answers.iter().map(f).sum();
+                answered.iter().map(item).collect()
+            };
+            Estimate::ratio(&sum(of), &sum(over))
+        };
+        let rate = |strategy: &dyn Fn(&AnswerRecord) -> f64,
+                    reference: &dyn Fn(&AnswerRecord) -> f64| {
+            Some(Rate {
+                value: per(strategy, &|_| 1.0)?,
+                reference: per(reference, &|_| 1.0)?,
+                delta: per(&|a| strategy(a) - reference(a), &|_| 1.0)?,
+            })
+        };
+        let all = || answered.iter().flat_map(|r| &r.answers);
+        let right = |a: &AnswerRecord| is_right(a, OptionRecord::strategy, Per::Option);
+        let right_reference = |a: &AnswerRecord| is_right(a, OptionRecord::reference, Per::Option);
+        let has_options = all().any(|a| a.options.len() > 1);
+        let is_generated = all().any(|a| a.generated.is_some());
+        let score = |of: Side<GeneratedRecord>| {
+            move |a: &AnswerRecord| a.generated.as_ref().map_or(0.0, of)
+        };
+        Some(Self {
+            n_questions: all().count(),
+            acc: rate(&|a| one(right(a)), &|a| one(right_reference(a)))?,
+            acc_norm: match has_options {
+                true => rate(
+                    &|a| one(is_right(a, OptionRecord::strategy, Per::Character)),
+                    &|a| one(is_right(a, OptionRecord::reference, Per::Character)),
+                ),
+                false => None,
+            },
+            n_lost: all().filter(|a| right_reference(a) && !right(a)).count(),
+            n_gained: all().filter(|a| right(a) && !right_reference(a)).count(),
+            kept: per(&|a| one(right(a) && right_reference(a)), &|a| {
+                one(right_reference(a))
+            }),
+            same_choice: per(&|a| one(is_same(a)), &|_| 1.0)?,
+            gold_delta_nll: per(
+                &|a| {
+                    a.options
+                        .get(a.gold)
+                        .map_or(0.0, |o| o.nll - o.nll_reference)
+                },
+                &|a| a.options.get(a.gold).map_or(0.0, |o| o.n_tokens as f64),
+            )?,
+            generated: match is_generated {
+                true => rate(&score(|g| g.score), &score(|g| g.score_reference)),
+                false => None,
+            },
+        })
+    }
+}
+
+impl OptionRecord {
+    fn strategy(&self) -> (f64, bool) {
+        (self.nll, self.is_greedy)
+    }
+
+    fn reference(&self) -> (f64, bool) {
+        (self.nll_reference, self.is_greedy_reference)
+    }
+}
+
+/// Picks −ln p and greediness of one side.
+type Pick = fn(&OptionRecord) -> (f64, bool);
+
+/// What likelihoods are compared by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Per {
+    Option,
+    Character,
+}
+
+/// The most likely option.
+fn choice(answer: &AnswerRecord, pick: Pick, per: Per) -> usize {
+    let worth = |o: &OptionRecord| match per {
+        Per::Character => pick(o).0 / o.n_chars.max(1) as f64,
+        Per::Option => pick(o).0,
+    };
+    let mut best = 0;
+    for (i, option) in answer.options.iter().enumerate() {
+        if worth(option) < worth(&answer.options[best]) {
+            best = i;
+        }
+    }
+    best
+}
+
+fn is_right(answer: &AnswerRecord, pick: Pick, per: Per) -> bool {
+    match answer.options.as_slice() {
+        [only] => pick(only).1,
+        _ => choice(answer, pick, per) == answer.gold,
+    }
+}
+
+fn is_same(answer: &AnswerRecord) -> bool {
+    match answer.options.as_slice() {
+        [only] => only.is_greedy == only.is_greedy_reference,
+        _ => {
+            choice(answer, OptionRecord::strategy, Per::Option)
+                == choice(answer, OptionRecord::reference, Per::Option)
+        }
+    }
+}
+
+fn one(is: bool) -> f64 {
+    f64::from(u8::from(is))
+}
