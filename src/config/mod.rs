@@ -7,6 +7,7 @@
 
 mod bars;
 mod budget;
+mod data;
 mod plan;
 mod presets;
 mod problems;

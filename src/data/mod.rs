@@ -273,7 +273,9 @@ fn set_named(name: &str) -> Result<DataSet, DataError> {
     if let Some(set) = sets.iter().find(|s| s.name == name) {
         return Ok(set.clone());
     }
-    let names: Vec<&str> = sets.iter().map(|s| s.name.as_str()).collect();
+    // Items of tasks are asked for by their task.
+    let texts = sets.iter().filter(|s| s.domain != "task");
+    let names: Vec<&str> = texts.map(|s| s.name.as_str()).collect();
     Err(DataError::Unknown {
         name: name.to_owned(),
         hint: crate::config::did_you_mean(name, names.iter().copied())

@@ -60,6 +60,18 @@ pub struct Task {
 /// What is wrong with a task.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
+    /// No task of that name.
+    #[error(
+        "no task is called `{name}`{hint}: name one of {known}, or the path of a definition such as ./{name}.toml"
+    )]
+    Unknown {
+        /// The name asked for.
+        name: String,
+        /// " (did you mean ...?)" or nothing.
+        hint: String,
+        /// Names of the program's own.
+        known: String,
+    },
     /// A definition can't be read.
     #[error("task definition `{name}`: {reason}")]
     Definition {
@@ -128,17 +140,16 @@ impl DataRef {
     /// The built-in task called `name`; its sum covers the definition and the items.
     ///
     /// # Errors
-    /// [`DataError::Unknown`] with the known names and the nearest one.
+    /// [`TaskError::Unknown`] with the known names and the nearest one.
     pub fn task(name: &str) -> Result<Self, TaskError> {
         let names: Vec<&str> = builtin().iter().map(|t| t.0).collect();
         let Some((_, text)) = builtin().iter().find(|t| t.0 == name) else {
-            return Err(DataError::Unknown {
+            return Err(TaskError::Unknown {
                 name: name.to_owned(),
                 hint: crate::config::did_you_mean(name, names.iter().copied())
                     .map_or(String::new(), |h| format!(" ({h})")),
                 known: names.join(", "),
-            }
-            .into());
+            });
         };
         Self::of_definition(name, text, None)
     }
