@@ -12,7 +12,7 @@ use super::read::{Reader, quoted};
 use super::sweep::expand;
 use super::{bars, strategies};
 use crate::cache::Continuation;
-use crate::data::Split;
+use crate::data::{DataRef, Split};
 use crate::model::ops::Arithmetic;
 
 const KEYS: &[&str] = &[
