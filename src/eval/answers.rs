@@ -49,6 +49,9 @@ pub struct Generated {
     pub reference: Vec<Vec<u32>>,
 }
 
+/// Hidden rows of each fork; `None` where the strategy stopped.
+type Sailed = Option<Vec<Hidden>>;
+
 impl Lockstep<'_> {
     /// Asks all questions of one context. An outcome's tokens are the targets' in order of question, option and token.
     /// `before`: the context read before, whose beginning may be this one's too; replaced by this one.
@@ -137,7 +140,7 @@ impl Lockstep<'_> {
         runners: &mut [Result<Runner, EvalError>],
         forks: &[(SeqId, &[u32])],
         start: usize,
-    ) -> Result<(Vec<Hidden>, Vec<Option<Vec<Hidden>>>), EvalError> {
+    ) -> Result<(Vec<Hidden>, Vec<Sailed>), EvalError> {
         let legs = || {
             let leg = |&(seq, tokens)| Leg { seq, start, tokens };
             forks.iter().map(leg).collect()
