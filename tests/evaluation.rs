@@ -10,6 +10,7 @@ use kvlab::cache::{
 };
 use kvlab::compute::cpu::Cpu;
 use kvlab::engine::clock::SystemClock;
+use kvlab::engine::sampler::Sampler;
 use kvlab::eval::answers::{Asked, Branch, Generation};
 use kvlab::eval::lockstep::{Floor, Lockstep, Outcome, Outcomes};
 use kvlab::model::geometry::geometry;
@@ -549,6 +550,7 @@ fn generated_answers_are_greedy_and_end_where_they_should() {
             questions: &questions,
             generation: Some(Generation {
                 max_tokens,
+                sampler: Sampler::GREEDY,
                 is_over,
             }),
         };
@@ -589,4 +591,47 @@ fn generated_answers_are_greedy_and_end_where_they_should() {
     assert_eq!(long[1].strategy.len(), 2);
     let short = generate(12, &|ids| ids.len() == 3);
     assert_eq!(short[0].reference[1], by_hand[..3.min(by_hand.len())]);
+}
+
+/// Texts: an f32 cache writes the reference's, greedily and with noise; another one's text is scored by its own cache as it was
+/// generated, so that each greedy token is that cache's most likely one.
+#[test]
+fn texts_are_written_and_scored_by_the_same_cache() {
+    let tiny = Tiny::random();
+    let text = ids(&TEXT[..90]);
+    let (exact, evicting) = (Strategy::bare("f32"), window(20, 1));
+    let entrants = [&exact, &evicting].map(|s| (s, Continuation::Strategy));
+    let write = |sampler: Sampler, seedless: bool| {
+        let generation = Generation {
+            max_tokens: 24,
+            sampler,
+            is_over: &|_| false,
+        };
+        let outcomes = tiny.lockstep().go_on(&entrants, &text, generation).unwrap();
+        let outcomes: Vec<Outcome> = outcomes.into_iter().map(Result::unwrap).collect();
+        let written = |o: &Outcome| o.written.clone().unwrap();
+        let (full, lossy) = (written(&outcomes[0]), written(&outcomes[1]));
+        assert_eq!(full.tokens, full.tokens_reference);
+        assert!(
+            outcomes[0]
+                .tokens
+                .iter()
+                .all(|t| t.nll == t.nll_reference && t.kld == 0.0)
+        );
+        let own: f64 = outcomes[0].tokens.iter().map(|t| t.nll).sum();
+        assert!((own - full.nll_own_reference).abs() < 1e-9);
+        assert_eq!(outcomes[1].tokens.len(), lossy.tokens.len());
+        if seedless {
+            assert!(outcomes.iter().flat_map(|o| &o.tokens).all(|t| t.is_greedy));
+        }
+        lossy.tokens
+    };
+    write(Sampler::GREEDY, true);
+    let warm = |seed| Sampler {
+        temperature: 1.0,
+        top_p: 0.9,
+        seed,
+    };
+    assert_eq!(write(warm(1), false), write(warm(1), false));
+    assert_ne!(write(warm(1), false), write(warm(2), false));
 }

@@ -191,6 +191,7 @@ fn record(d: usize, s: usize, item: usize) -> ItemRecord {
             compress_ms: 1.0,
         }),
         answers: Vec::new(),
+        text: None,
         effective: BTreeMap::from([("chunk".into(), "4".into())]),
     }
 }

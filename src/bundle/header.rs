@@ -102,7 +102,7 @@ impl GeometryHeader {
 }
 
 /// How tokens are scored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProtocolHeader {
     /// Name that cells refer to.
@@ -124,7 +124,7 @@ pub enum Bos {
 }
 
 /// The protocols and their lengths, in tokens.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "protocol",
     rename_all = "kebab-case",
@@ -159,6 +159,19 @@ pub enum ProtocolKind {
         /// Whether answers are generated too.
         generate: bool,
         /// What becomes of the rows of queries and answers.
+        continuation: Continuation,
+    },
+    /// A context is read exactly and compressed once, and a text generated from it.
+    Generate {
+        /// Tokens of the context.
+        context: usize,
+        /// Most tokens of the text.
+        tokens: usize,
+        /// Divides the logits; 0: greedy.
+        temperature: f64,
+        /// Part of the probability that is chosen from.
+        top_p: f64,
+        /// What becomes of the text's rows.
         continuation: Continuation,
     },
 }

@@ -88,7 +88,9 @@ fn fill(
 ) -> Result<MemoryReport, CacheError> {
     let admission = match protocol {
         Protocol::Stream { .. } => Admission::Streaming,
-        Protocol::CompressOnce { .. } | Protocol::Tasks { .. } => Admission::Context,
+        Protocol::CompressOnce { .. } | Protocol::Tasks { .. } | Protocol::Generate { .. } => {
+            Admission::Context
+        }
     };
     let (mut cache, reports) = fill_to(strategy, geometry, admission, &[n_tokens])?;
     if admission == Admission::Context {

@@ -78,7 +78,8 @@ pub fn starts_with_bos(bos: Bos, spec: &ModelSpec) -> bool {
 fn prefix(protocol: &Protocol, spec: &ModelSpec) -> anyhow::Result<Vec<u32>> {
     let (Protocol::Stream { bos, .. }
     | Protocol::CompressOnce { bos, .. }
-    | Protocol::Tasks { bos, .. }) = protocol;
+    | Protocol::Tasks { bos, .. }
+    | Protocol::Generate { bos, .. }) = protocol;
     if !starts_with_bos(*bos, spec) {
         return Ok(Vec::new());
     }
@@ -185,7 +186,12 @@ fn passages(
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<Items> {
     let prefix = prefix(protocol, spec)?;
-    let n_tokens = protocol.n_tokens() - prefix.len();
+    // What a text goes on from is read; the rest of its document is not.
+    let n_read = match protocol {
+        Protocol::Generate { context, .. } => *context,
+        _ => protocol.n_tokens(),
+    };
+    let n_tokens = n_read - prefix.len();
     let mut n_all = 0;
     let bodies: Vec<(String, Vec<u32>)> = match protocol {
         Protocol::Stream { windows, .. } => {
@@ -198,7 +204,7 @@ fn passages(
                 .map(|(i, w)| (format!("{} window {i}", text.name), w.to_vec()))
                 .collect()
         }
-        Protocol::CompressOnce { documents, .. } => {
+        Protocol::CompressOnce { documents, .. } | Protocol::Generate { documents, .. } => {
             for document in text.documents() {
                 n_all += tokenizer.encode(document)?.len();
             }

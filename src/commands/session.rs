@@ -175,6 +175,21 @@ impl Session {
                 let continuation = format!("{continuation:?}").to_lowercase();
                 format!("tasks {shots}-shot {length} {continuation}")
             }
+            Protocol::Generate {
+                context,
+                tokens,
+                temperature,
+                top_p,
+                continuation,
+                ..
+            } => {
+                let continuation = format!("{continuation:?}").to_lowercase();
+                let how = match temperature {
+                    0.0 => "greedy".to_owned(),
+                    t => format!("temperature {t} top_p {top_p}"),
+                };
+                format!("generate {context}+{tokens} {how} {continuation}")
+            }
         }
     }
 
@@ -256,6 +271,24 @@ impl Session {
                 ProtocolKind::CompressOnce {
                     context,
                     scored: score - 1,
+                    continuation,
+                },
+                bos,
+            ),
+            Protocol::Generate {
+                context,
+                tokens,
+                temperature,
+                top_p,
+                continuation,
+                bos,
+                ..
+            } => (
+                ProtocolKind::Generate {
+                    context,
+                    tokens,
+                    temperature,
+                    top_p,
                     continuation,
                 },
                 bos,

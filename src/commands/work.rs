@@ -16,10 +16,11 @@ use crate::cache::Continuation;
 use crate::cache::strategy::Strategy;
 use crate::config::{Cell, Protocol};
 use crate::engine::clock::{Clock, SystemClock};
+use crate::engine::sampler::Sampler;
 use crate::eval::answers::{Asked, Branch, Generation};
 use crate::eval::lockstep::{Floor, Lockstep, Outcome, Outcomes};
 use crate::eval::reading::Reading;
-use crate::eval::records::{CellRecord, CellStatus, ItemRecord, PerToken};
+use crate::eval::records::{CellRecord, CellStatus, ItemRecord, PerToken, TextRecord};
 
 /// Does all that is left to do; returns how many cells have failed.
 ///
@@ -109,7 +110,7 @@ impl<'a> Group<'a> {
         };
         let generate = self.items().generate.as_ref();
         let judge = generate.map(|g| Judge::new(g, &s.tokenizer)).transpose()?;
-        let outcomes = self.outcomes(&lockstep, (item, before), (cells, judge.as_ref()))?;
+        let outcomes = self.outcomes(&lockstep, (index, item, before), (cells, judge.as_ref()))?;
         let (mut records, mut failed) = (Vec::new(), Vec::new());
         for (cell, outcome) in cells.iter().zip(outcomes) {
             let kept = outcome.map_err(|e| e.to_string()).and_then(|outcome| {
@@ -143,7 +144,7 @@ impl<'a> Group<'a> {
     fn outcomes(
         &self,
         lockstep: &Lockstep<'_>,
-        (item, before): (&Item, &mut Option<Reading>),
+        (index, item, before): (usize, &Item, &mut Option<Reading>),
         (cells, judge): (&[&Cell], Option<&Judge<'_>>),
     ) -> anyhow::Result<Outcomes> {
         let plan = &self.session.plan;
@@ -160,6 +161,24 @@ impl<'a> Group<'a> {
             Protocol::CompressOnce { context, floor, .. } => {
                 let floor = if floor { Floor::Run } else { Floor::Leave };
                 Ok(lockstep.compress_once(&entrants, &item.ids, context, floor)?)
+            }
+            Protocol::Generate {
+                tokens,
+                temperature,
+                top_p,
+                ..
+            } => {
+                let generation = Generation {
+                    max_tokens: tokens,
+                    sampler: Sampler {
+                        temperature,
+                        top_p,
+                        // Each item has noise of its own.
+                        seed: plan.seed ^ (index as u64) << 32,
+                    },
+                    is_over: &|_| false,
+                };
+                Ok(lockstep.go_on(&entrants, &item.ids, generation)?)
             }
             Protocol::Tasks { .. } => {
                 let questions: Vec<Vec<Branch<'_>>> = item
@@ -181,6 +200,7 @@ impl<'a> Group<'a> {
                     questions: &questions,
                     generation: judge.map(|j| Generation {
                         max_tokens: j.max_tokens(),
+                        sampler: Sampler::GREEDY,
                         is_over: &is_over,
                     }),
                 };
@@ -190,10 +210,14 @@ impl<'a> Group<'a> {
     }
 
     /// The scored tokens.
-    fn targets(&self, item: &Item) -> Vec<u32> {
+    fn targets(&self, item: &Item, outcome: &Outcome) -> Vec<u32> {
         match self.session.plan.protocols[self.protocols[0]] {
             Protocol::Stream { .. } => item.ids[1..].to_vec(),
             Protocol::CompressOnce { context, .. } => item.ids[context + 1..].to_vec(),
+            Protocol::Generate { .. } => {
+                let written = outcome.written.as_ref();
+                written.map_or_else(Vec::new, |w| w.tokens.clone())
+            }
             Protocol::Tasks { .. } => {
                 let branches = item.questions.iter().flat_map(|q| &q.branches);
                 branches.flat_map(|b| b.target.iter().copied()).collect()
@@ -225,7 +249,7 @@ impl<'a> Group<'a> {
                 .unwrap_or_else(|| "own".to_owned()),
             n_scored: outcome.tokens.len(),
             bytes_text: self
-                .targets(item)
+                .targets(item, &outcome)
                 .into_iter()
                 .filter_map(|t| s.tokenizer.token_bytes(t))
                 .sum(),
@@ -241,6 +265,11 @@ impl<'a> Group<'a> {
             memory_track: outcome.memory_track,
             latency: outcome.latency,
             answers: Vec::new(),
+            text: outcome.written.map(|w| TextRecord {
+                tokens: w.tokens,
+                tokens_reference: w.tokens_reference,
+                nll_own_reference: w.nll_own_reference,
+            }),
             // The chunk and the threads change no score: left out, so that equal runs have equal records.
             effective: BTreeMap::from([(
                 "backend".to_owned(),

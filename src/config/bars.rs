@@ -259,7 +259,7 @@ impl Place {
     fn admits(&self, protocol: &Protocol) -> bool {
         let n_tokens = match protocol {
             Protocol::Stream { window, .. } => *window,
-            Protocol::CompressOnce { context, .. } => *context,
+            Protocol::CompressOnce { context, .. } | Protocol::Generate { context, .. } => *context,
             Protocol::Tasks { length, .. } => *length,
         };
         self.protocol
@@ -279,6 +279,9 @@ fn describe(protocol: &Protocol) -> String {
             let continuation = format!("{:?}", protocol.continuation()).to_lowercase();
             format!("compress-once, context {context}, continuation {continuation}")
         }
+        Protocol::Generate {
+            context, tokens, ..
+        } => format!("generate, context {context}, {tokens} tokens"),
         Protocol::Tasks { shots, length, .. } => {
             let continuation = format!("{:?}", protocol.continuation()).to_lowercase();
             format!("tasks, {shots} shots, length {length}, continuation {continuation}")

@@ -190,6 +190,13 @@ impl Plan {
                     format!("context {context} + score {score}"),
                     context + score,
                 ),
+                Protocol::Generate {
+                    context, tokens, ..
+                } => (
+                    "protocol.context",
+                    format!("context {context} + {tokens} tokens of text"),
+                    context + tokens,
+                ),
                 Protocol::Tasks { length, .. } => (
                     "protocol.length",
                     format!("contexts of {length} + {QUESTION_TOKENS} for a question"),

@@ -20,7 +20,7 @@ pub enum Bos {
 }
 
 /// How a cache is judged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Protocol {
     /// Every token of a window is scored by a query that attends through the stored cache, as if decoded.
@@ -62,6 +62,23 @@ pub enum Protocol {
         /// BOS at the start of each context.
         bos: Bos,
     },
+    /// A context is prefilled exactly and compressed once, and a text is generated from it.
+    Generate {
+        /// Tokens of the context.
+        context: usize,
+        /// Most tokens of the text.
+        tokens: usize,
+        /// Documents of each text.
+        documents: usize,
+        /// Divides the logits; 0: greedy.
+        temperature: f64,
+        /// Part of the probability that is chosen from.
+        top_p: f64,
+        /// What becomes of the text's rows.
+        continuation: Continuation,
+        /// BOS at the start of each context.
+        bos: Bos,
+    },
 }
 
 /// Tokens that a question with its answer may take beyond a context that the program makes.
@@ -74,6 +91,9 @@ impl Protocol {
             Protocol::Stream { window, .. } => *window,
             Protocol::CompressOnce { context, score, .. } => context + score,
             Protocol::Tasks { length, .. } => length + QUESTION_TOKENS,
+            Protocol::Generate {
+                context, tokens, ..
+            } => context + tokens,
         }
     }
 
@@ -81,6 +101,11 @@ impl Protocol {
     pub(super) fn n_stored(&self, latency_steps: usize) -> usize {
         match self {
             Protocol::CompressOnce {
+                context,
+                continuation: Continuation::Exact,
+                ..
+            }
+            | Protocol::Generate {
                 context,
                 continuation: Continuation::Exact,
                 ..
@@ -95,7 +120,9 @@ impl Protocol {
     pub fn n_passages(&self) -> usize {
         match self {
             Protocol::Stream { windows, .. } => *windows,
-            Protocol::CompressOnce { documents, .. } => *documents,
+            Protocol::CompressOnce { documents, .. } | Protocol::Generate { documents, .. } => {
+                *documents
+            }
             Protocol::Tasks { items, .. } => *items,
         }
     }
@@ -133,6 +160,23 @@ impl Protocol {
                 generate,
                 bos,
             },
+            Protocol::Generate {
+                context,
+                tokens,
+                documents,
+                temperature,
+                top_p,
+                bos,
+                ..
+            } => Protocol::Generate {
+                continuation: Continuation::Strategy,
+                context,
+                tokens,
+                documents,
+                temperature,
+                top_p,
+                bos,
+            },
             stream @ Protocol::Stream { .. } => stream,
         };
         common(self) == common(other)
@@ -142,9 +186,9 @@ impl Protocol {
     pub fn continuation(&self) -> Continuation {
         match self {
             Protocol::Stream { .. } => Continuation::Strategy,
-            Protocol::CompressOnce { continuation, .. } | Protocol::Tasks { continuation, .. } => {
-                *continuation
-            }
+            Protocol::CompressOnce { continuation, .. }
+            | Protocol::Tasks { continuation, .. }
+            | Protocol::Generate { continuation, .. } => *continuation,
         }
     }
 
@@ -154,6 +198,7 @@ impl Protocol {
             Protocol::Stream { .. } => "stream",
             Protocol::CompressOnce { .. } => "compress-once",
             Protocol::Tasks { .. } => "tasks",
+            Protocol::Generate { .. } => "generate",
         }
     }
 }

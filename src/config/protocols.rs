@@ -37,5 +37,13 @@ pub(super) const TASKS: ProtocolDef = ProtocolDef {
     keys: &["shots", "length", "generate", "continuation"],
 };
 
+/// `generate`.
+pub(super) const GENERATE: ProtocolDef = ProtocolDef {
+    name: "generate",
+    doc: "a context is prefilled exactly and compressed once, and a text generated from it, greedily or sampled with shared noise",
+    paper: "where greedy texts part, as users compare them; distinct-n of Li et al. 2016, arXiv:1510.03055",
+    keys: &["context", "tokens", "temperature", "top_p", "continuation"],
+};
+
 /// Every protocol.
-pub static PROTOCOLS: &[ProtocolDef] = &[STREAM, COMPRESS_ONCE, TASKS];
+pub static PROTOCOLS: &[ProtocolDef] = &[STREAM, COMPRESS_ONCE, TASKS, GENERATE];

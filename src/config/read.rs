@@ -71,6 +71,22 @@ pub struct Reader<'a, 'd> {
 }
 
 impl<'a> Reader<'a, '_> {
+    /// A number within bounds.
+    pub fn number(&mut self, key: &str, range: RangeInclusive<f64>) -> Option<f64> {
+        let node = self.get(key)?;
+        let value = match node.raw {
+            Raw::Float(v) => Some(v),
+            Raw::Int(v) => Some(v as f64),
+            _ => None,
+        };
+        let found = value.filter(|v| range.contains(v));
+        if found.is_none() {
+            let must = format!("a number from {} to {}", range.start(), range.end());
+            self.wrong(node, key, &must);
+        }
+        found
+    }
+
     /// The entries of a list of names; one name stands for a list of one. Nothing where the key is absent.
     pub fn names(&mut self, key: &str) -> Vec<&'a Node> {
         match self.get(key).map(|node| (node, &node.raw)) {

@@ -220,7 +220,7 @@ fn protocol(top: &mut Reader<'_, '_>, data: &Data) -> (Vec<Protocol>, Running) {
     if reader.get("kind").is_none() {
         reader.missing(
             "kind",
-            "write kind = \"compress-once\", \"stream\" or \"tasks\"",
+            "write kind = \"compress-once\", \"stream\", \"tasks\" or \"generate\"",
         );
     }
     let kinds: Vec<(&str, &ProtocolDef)> = PROTOCOLS.iter().map(|p| (p.name, p)).collect();
@@ -241,6 +241,7 @@ fn protocol(top: &mut Reader<'_, '_>, data: &Data) -> (Vec<Protocol>, Running) {
         };
         let protocol = match own.name {
             "stream" => stream(&mut reader),
+            "generate" => generate(&mut reader, data.documents.map_or(4, |(n, _)| n)),
             "tasks" => of_tasks(&mut reader, data.items.map_or(100, |(n, _)| n)),
             _ => compress_once(&mut reader, data.documents.map_or(4, |(n, _)| n)),
         };
@@ -251,8 +252,8 @@ fn protocol(top: &mut Reader<'_, '_>, data: &Data) -> (Vec<Protocol>, Running) {
         }
         protocols.push(protocol);
     }
-    if own.name == protocols::TASKS.name {
-        // Answers are what a task is about; steps are timed on texts.
+    if [protocols::TASKS.name, protocols::GENERATE.name].contains(&own.name) {
+        // Answers are what it is about; steps are timed where texts are scored.
         running.latency_steps = 0;
     }
     (protocols, running)
@@ -355,6 +356,18 @@ fn stream(reader: &mut Reader<'_, '_>) -> Protocol {
     Protocol::Stream {
         window: reader.count("window", 2..=MAX_TOKENS).unwrap_or(2048),
         windows: reader.count("windows", 1..=100_000).unwrap_or(8),
+        bos: reader.choice("bos", BOS).unwrap_or_default(),
+    }
+}
+
+fn generate(reader: &mut Reader<'_, '_>, documents: usize) -> Protocol {
+    Protocol::Generate {
+        context: reader.count("context", 2..=MAX_TOKENS).unwrap_or(512),
+        tokens: reader.count("tokens", 1..=MAX_TOKENS).unwrap_or(256),
+        documents,
+        temperature: reader.number("temperature", 0.0..=100.0).unwrap_or(0.0),
+        top_p: reader.number("top_p", 0.0..=1.0).unwrap_or(1.0),
+        continuation: continuation(reader),
         bos: reader.choice("bos", BOS).unwrap_or_default(),
     }
 }

@@ -9,6 +9,7 @@ pub mod fleet;
 pub mod linear_watch;
 #[cfg(test)]
 pub(crate) mod plain_cache;
+pub mod sampler;
 pub mod stopwatch;
 pub mod tape;
 

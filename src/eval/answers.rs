@@ -9,6 +9,7 @@ use super::reading::Reading;
 use crate::cache::strategy::Strategy;
 use crate::cache::{CacheError, Continuation, KvCache, SeqId};
 use crate::engine::fleet::{Leg, Voyage, sail_all};
+use crate::engine::sampler::Sampler;
 use crate::model::transformer::Hidden;
 
 /// One way on from the context.
@@ -20,11 +21,13 @@ pub struct Branch<'a> {
     pub target: &'a [u32],
 }
 
-/// How answers are generated: greedily.
+/// How texts are generated.
 #[derive(Clone, Copy)]
 pub struct Generation<'a> {
     /// Most tokens.
     pub max_tokens: usize,
+    /// How a token is chosen.
+    pub sampler: Sampler,
     /// Whether an answer is over.
     pub is_over: &'a (dyn Fn(&[u32]) -> bool + Sync),
 }
@@ -40,10 +43,10 @@ pub struct Asked<'a> {
     pub generation: Option<Generation<'a>>,
 }
 
-/// Answers that were generated for one context.
+/// Answers that were generated for one context, without end tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Generated {
-    /// By the strategy, a list of tokens per question.
+    /// By the strategy, a list of tokens for each thing asked.
     pub strategy: Vec<Vec<u32>>,
     /// By the reference.
     pub reference: Vec<Vec<u32>>,
@@ -85,8 +88,13 @@ impl Lockstep<'_> {
             let start = asked.context.len();
             let (full, others) =
                 self.generate(reference, &mut runners, (first.query, start), generation)?;
+            let without_end = |mut tokens: Vec<u32>| {
+                tokens.retain(|t| !self.model.spec().eos_ids.contains(t));
+                tokens
+            };
+            let full = without_end(full);
             for (into, tokens) in generated.iter_mut().zip(others) {
-                into.strategy.push(tokens);
+                into.strategy.push(without_end(tokens));
                 into.reference.push(full.clone());
             }
         }
@@ -104,7 +112,7 @@ impl Lockstep<'_> {
             .collect())
     }
 
-    fn score_branches(
+    pub(super) fn score_branches(
         &self,
         reference: &mut Runner,
         runners: &mut [Result<Runner, EvalError>],
@@ -170,8 +178,8 @@ impl Lockstep<'_> {
         Ok((full, others))
     }
 
-    /// Greedy continuations after `query`: the reference's, and each runner's (empty where it stopped).
-    fn generate(
+    /// Texts after `query`: the reference's, and each runner's (empty where it stopped).
+    pub(super) fn generate(
         &self,
         reference: &mut Runner,
         runners: &mut [Result<Runner, EvalError>],
@@ -185,25 +193,28 @@ impl Lockstep<'_> {
         let mut texts = vec![Vec::new(); 1 + runners.len()];
         let mut next: Vec<Option<u32>> = std::iter::once(Some(full))
             .chain(others)
-            .map(|h| h.map(|legs| self.greedy(&legs)))
+            .map(|h| h.map(|legs| self.choose(&legs, generation, 0)))
             .collect();
         let eos = &self.model.spec().eos_ids;
         loop {
             for (text, next) in texts.iter_mut().zip(&mut next) {
                 if let Some(token) = *next {
-                    let is_end = eos.contains(&token);
-                    if !is_end {
-                        text.push(token);
-                    }
-                    let over =
-                        is_end || text.len() == generation.max_tokens || (generation.is_over)(text);
+                    text.push(token);
+                    let over = eos.contains(&token)
+                        || text.len() == generation.max_tokens
+                        || (generation.is_over)(text);
                     *next = (!over).then_some(token);
                 }
             }
             if next.iter().all(Option::is_none) {
                 break;
             }
-            self.decode(reference, runners, (&texts, &mut next), start + query.len())?;
+            self.decode(
+                reference,
+                runners,
+                (&texts, &mut next),
+                (start + query.len(), generation),
+            )?;
         }
         release(&mut reference.cache, &forks)?;
         each(runners, |r| Ok(release(&mut r.cache, &forks)?));
@@ -217,7 +228,7 @@ impl Lockstep<'_> {
         reference: &mut Runner,
         runners: &mut [Result<Runner, EvalError>],
         (texts, next): (&[Vec<u32>], &mut [Option<u32>]),
-        start: usize,
+        (start, generation): (usize, Generation<'_>),
     ) -> Result<(), EvalError> {
         let mut tokens: Vec<(usize, [u32; 1])> = Vec::new();
         tokens.extend(
@@ -243,7 +254,7 @@ impl Lockstep<'_> {
         let sailed = sail_all(self.model, voyages.collect())?;
         for ((i, _), hidden) in tokens.iter().zip(sailed) {
             match hidden {
-                Ok(legs) => next[*i] = Some(self.greedy(&legs)),
+                Ok(legs) => next[*i] = Some(self.choose(&legs, generation, texts[*i].len())),
                 Err(e) if *i == 0 => return Err(e.into()),
                 Err(e) => {
                     next[*i] = None;
@@ -254,15 +265,16 @@ impl Lockstep<'_> {
         Ok(())
     }
 
-    /// The most likely token after the last row, the first of equals.
-    fn greedy(&self, legs: &[Hidden]) -> u32 {
-        let mut logits = vec![0.0; self.model.spec().n_vocab];
+    /// The token of a step after the last row.
+    fn choose(&self, legs: &[Hidden], generation: Generation<'_>, step: usize) -> u32 {
+        let n_vocab = self.model.spec().n_vocab;
+        let mut logits = vec![0.0; n_vocab];
         if let Some(hidden) = legs.last() {
             let n = hidden.rows.len() / hidden.n_embd;
             self.model.logits(hidden, n - 1..n, &mut logits);
         }
-        let best = crate::compute::cpu::vector::max(&logits);
-        logits.iter().position(|&x| x == best).unwrap_or(0) as u32
+        let sampler = generation.sampler;
+        sampler.pick(&logits, &sampler.noise(step, n_vocab))
     }
 }
 

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use super::answers::Generated;
 use super::drift::{Reference, TokenScore};
+use super::generate::Written;
 use super::latency::{self, Decode};
 use super::reading::Reading;
 use super::records::{LatencyRecord, MemoryRecord};
@@ -76,6 +77,8 @@ pub struct Outcome {
     pub chunk: usize,
     /// Answers, where they are asked for.
     pub generated: Generated,
+    /// Texts, where they are.
+    pub written: Option<Written>,
 }
 
 /// Why a strategy, or the reference, stopped.
@@ -429,6 +432,7 @@ impl<'a> Lockstep<'a> {
                     nll_floor,
                     chunk: r.chunk,
                     generated: Generated::default(),
+                    written: None,
                 })
             })
             .collect()

@@ -6,6 +6,7 @@ pub mod answers;
 pub mod bars;
 pub mod bench;
 pub mod drift;
+pub mod generate;
 pub mod latency;
 pub mod lockstep;
 pub mod reading;

@@ -53,6 +53,9 @@ pub struct ItemRecord {
     /// Answers, one entry per question asked of the item's cache; empty for texts. The scored tokens are then the options' in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub answers: Vec<AnswerRecord>,
+    /// The text that was generated; its tokens are then the scored ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<TextRecord>,
     /// Settings as used, not as asked for (chunk, threads, backend, ...).
     pub effective: BTreeMap<String, String>,
 }
@@ -118,6 +121,18 @@ pub struct GeneratedRecord {
     pub score: f64,
     /// The same of the reference's.
     pub score_reference: f64,
+}
+
+/// Texts generated from one context with the same noise; an end token is part of them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TextRecord {
+    /// The strategy's tokens.
+    pub tokens: Vec<u32>,
+    /// The reference's tokens.
+    pub tokens_reference: Vec<u32>,
+    /// −ln p of the reference's own text under the reference's cache, summed, nats.
+    pub nll_own_reference: f64,
 }
 
 /// Live bytes of a cache that holds exactly one sequence.
@@ -409,6 +424,7 @@ mod tests {
                 compress_ms: 0.0,
             }),
             answers: Vec::new(),
+            text: None,
             effective: BTreeMap::from([("chunk".into(), "512".into())]),
         }
     }

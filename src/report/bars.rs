@@ -91,6 +91,11 @@ fn is_about(bar: &Bar, group: &Group, groups: &[Group]) -> bool {
             continuation,
             ..
         } => ("compress-once", *continuation, *context),
+        ProtocolKind::Generate {
+            context,
+            continuation,
+            ..
+        } => ("generate", *continuation, *context),
         ProtocolKind::Tasks {
             length,
             continuation,

@@ -10,6 +10,7 @@ use crate::eval::stats::Estimate;
 use super::accuracy::Accuracy;
 use super::format::{plus_minus, signed_plus_minus, significant};
 use super::rows::{Group, Row, Scores};
+use super::texts::{Sides, Texts};
 
 /// One column.
 #[derive(Debug, Clone, Copy)]
@@ -186,6 +187,46 @@ pub static COLUMNS: &[Column] = &[
         },
     },
     Column {
+        head: "same tokens",
+        tex: "same tokens",
+        rank: 0,
+        text: |_, s| {
+            of_texts(s, |t| {
+                plus_minus(t.same_tokens.value, t.same_tokens.half_width())
+            })
+        },
+    },
+    Column {
+        head: "identical %",
+        tex: r"identical (\%)",
+        rank: 2,
+        text: |_, s| of_texts(s, |t| format!("{:.0}", 100.0 * t.identical.value)),
+    },
+    Column {
+        head: "distinct-2",
+        tex: "distinct-2",
+        rank: 1,
+        text: |_, s| of_texts(s, |t| against(&t.distinct)),
+    },
+    Column {
+        head: "repeated",
+        tex: "repeated",
+        rank: 2,
+        text: |_, s| of_texts(s, |t| against(&t.repeated)),
+    },
+    Column {
+        head: "NLL full",
+        tex: "NLL full",
+        rank: 1,
+        text: |_, s| of_texts(s, |t| against(&t.nll_full)),
+    },
+    Column {
+        head: "length",
+        tex: "length",
+        rank: 4,
+        text: |_, s| of_texts(s, |t| against(&t.length)),
+    },
+    Column {
         head: "PPL",
         tex: "PPL",
         rank: 2,
@@ -320,14 +361,24 @@ pub fn text(group: &Group, columns: &[Column], head: fn(&Column) -> &'static str
 
 /// What is said of texts alone: perplexity over the options of questions would mean nothing.
 fn of_text(scores: &Scores, f: fn(&Scores) -> String) -> String {
-    match scores.accuracy {
-        Some(_) => String::new(),
-        None => f(scores),
+    match (&scores.accuracy, &scores.texts) {
+        (None, None) => f(scores),
+        _ => String::new(),
     }
 }
 
 fn of_answers(scores: &Scores, f: fn(&Accuracy) -> String) -> String {
     scores.accuracy.as_ref().map_or_else(String::new, f)
+}
+
+fn of_texts(scores: &Scores, f: fn(&Texts) -> String) -> String {
+    scores.texts.as_ref().map_or_else(String::new, f)
+}
+
+/// The strategy's value, and by how much it is more than the reference's.
+fn against(sides: &Sides) -> String {
+    let delta = signed_plus_minus(sides.delta.value, sides.delta.half_width());
+    format!("{} ({delta})", significant(sides.value.value, 3))
 }
 
 fn percent(rate: &Estimate) -> String {

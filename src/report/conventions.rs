@@ -56,7 +56,9 @@ pub fn own(group: &Group) -> Vec<String> {
 pub fn item_noun(kind: &ProtocolKind) -> &'static str {
     match kind {
         ProtocolKind::Stream { .. } => "window",
-        ProtocolKind::CompressOnce { .. } | ProtocolKind::Tasks { .. } => "context",
+        ProtocolKind::CompressOnce { .. }
+        | ProtocolKind::Tasks { .. }
+        | ProtocolKind::Generate { .. } => "context",
     }
 }
 
@@ -83,10 +85,7 @@ pub fn protocol(group: &Group) -> String {
             scored,
             continuation,
         } => {
-            let rows = match continuation {
-                Continuation::Strategy => "go through the same strategy",
-                Continuation::Exact => "stay exact (f32)",
-            };
+            let rows = own_rows(*continuation);
             format!(
                 "`compress-once`: a context of {} read exactly, compressed once; a continuation of {} scored through \
                  the stored cache, its own rows {rows}; {bos}",
@@ -94,15 +93,35 @@ pub fn protocol(group: &Group) -> String {
                 count(*scored, "token"),
             )
         }
+        ProtocolKind::Generate {
+            context,
+            tokens,
+            temperature,
+            top_p,
+            continuation,
+        } => {
+            let rows = own_rows(*continuation);
+            let how = match temperature {
+                0.0 => "greedily".to_owned(),
+                t => format!(
+                    "at temperature {t}, top_p {top_p}, strategy and reference with the same noise"
+                ),
+            };
+            format!(
+                "`generate`: a context of {} read exactly, all but its last token compressed once; up to {} generated {how}, their \
+                 rows {rows}; {bos}. same tokens: before the first that is not the reference's; distinct-2: different pairs of \
+                 tokens over all; repeated: tokens that end a run of four that stood before; NLL full: of the text under the f32 \
+                 reference, nats per token; full: the reference's own text; KLD along the strategy's text",
+                count(*context, "token"),
+                count(*tokens, "token"),
+            )
+        }
         ProtocolKind::Tasks {
             shots,
             continuation,
             ..
         } => {
-            let rows = match continuation {
-                Continuation::Strategy => "go through the same strategy",
-                Continuation::Exact => "stay exact (f32)",
-            };
+            let rows = own_rows(*continuation);
             format!(
                 "`tasks`: a context ({} before each question of a task with a file) read exactly, all but its last token \
                  compressed once; each option goes on from a fork, its own rows {rows}; {bos}. acc: the right option is the most \
@@ -113,6 +132,13 @@ pub fn protocol(group: &Group) -> String {
         }
     };
     format!("Protocol {kind}.")
+}
+
+fn own_rows(continuation: Continuation) -> &'static str {
+    match continuation {
+        Continuation::Strategy => "go through the same strategy",
+        Continuation::Exact => "stay exact (f32)",
+    }
 }
 
 /// The data in one sentence.

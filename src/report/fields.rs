@@ -13,6 +13,7 @@ use super::columns::{key_form, side, stages};
 use super::measures::{Latency, Memory, Repetition};
 use super::positions::{Bucket, Positions};
 use super::rows::{Group, Report, Row, Scores};
+use super::texts::Texts;
 
 /// A field: its name and its text.
 pub(super) type Field<T> = (&'static str, fn(&T) -> String);
@@ -145,6 +146,41 @@ pub(super) static SCORES: &[Field<Scores>] = &[
     }),
     ("generated_reference", |s| {
         of_answers(s, |a| optional(a.generated.map(|r| r.reference.value)))
+    }),
+    ("n_texts", |s| of_texts(s, |t| t.n.to_string())),
+    ("same_tokens", |s| {
+        of_texts(s, |t| number(t.same_tokens.value))
+    }),
+    ("same_tokens_low", |s| of_texts(s, |t| low(&t.same_tokens))),
+    ("same_tokens_high", |s| {
+        of_texts(s, |t| high(&t.same_tokens))
+    }),
+    ("identical_texts", |s| {
+        of_texts(s, |t| number(t.identical.value))
+    }),
+    ("distinct_2", |s| {
+        of_texts(s, |t| number(t.distinct.value.value))
+    }),
+    ("distinct_2_reference", |s| {
+        of_texts(s, |t| number(t.distinct.reference.value))
+    }),
+    ("repeated", |s| {
+        of_texts(s, |t| number(t.repeated.value.value))
+    }),
+    ("repeated_reference", |s| {
+        of_texts(s, |t| number(t.repeated.reference.value))
+    }),
+    ("text_nll_full", |s| {
+        of_texts(s, |t| number(t.nll_full.value.value))
+    }),
+    ("text_nll_full_reference", |s| {
+        of_texts(s, |t| number(t.nll_full.reference.value))
+    }),
+    ("text_length", |s| {
+        of_texts(s, |t| number(t.length.value.value))
+    }),
+    ("text_length_reference", |s| {
+        of_texts(s, |t| number(t.length.reference.value))
     }),
     ("bits_per_value", |s| of_memory(s, Memory::bits_per_value)),
     ("bytes_per_token", |s| of_memory(s, Memory::bytes_per_token)),
@@ -319,6 +355,10 @@ fn low(estimate: &Estimate) -> String {
 
 fn high(estimate: &Estimate) -> String {
     optional(estimate.interval.map(|(_, high)| high))
+}
+
+fn of_texts(scores: &Scores, f: fn(&Texts) -> String) -> String {
+    scores.texts.as_ref().map_or_else(String::new, f)
 }
 
 fn of_answers(scores: &Scores, f: fn(&Accuracy) -> String) -> String {

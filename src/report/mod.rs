@@ -18,6 +18,7 @@ pub mod measures;
 pub mod positions;
 pub mod rows;
 pub mod terminal;
+pub mod texts;
 
 use std::path::Path;
 

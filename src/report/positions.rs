@@ -54,7 +54,9 @@ impl Positions {
     pub fn new(items: &[&ItemRecord], kind: &ProtocolKind) -> Option<Self> {
         let first = match kind {
             ProtocolKind::Stream { unscored, .. } => unscored - 1,
-            ProtocolKind::CompressOnce { context, .. } => *context,
+            ProtocolKind::CompressOnce { context, .. } | ProtocolKind::Generate { context, .. } => {
+                *context
+            }
             // Options begin where their items end: no position is common to them.
             ProtocolKind::Tasks { .. } => return None,
         };

@@ -15,6 +15,7 @@ use super::accuracy::Accuracy;
 use super::bars::{self, BarRow};
 use super::measures::{Latency, Memory, Quality};
 use super::positions::Positions;
+use super::texts::Texts;
 
 /// Everything that tables are made of.
 #[derive(Debug, Clone)]
@@ -112,6 +113,8 @@ pub struct Scores {
     pub quality: Quality,
     /// Answers, where questions were asked.
     pub accuracy: Option<Accuracy>,
+    /// Texts, where they were generated.
+    pub texts: Option<Texts>,
     /// Bytes.
     pub memory: Option<Memory>,
     /// Bytes along what is scored, one entry per length, ascending; empty unless the experiment asks for it.
@@ -123,9 +126,12 @@ pub struct Scores {
 }
 
 impl Group {
-    /// Whether its items are questions, not texts.
+    /// Whether its items are questions or texts to go on, so that no perplexity is told.
     pub fn is_asked(&self) -> bool {
-        matches!(self.protocol.kind, ProtocolKind::Tasks { .. })
+        matches!(
+            self.protocol.kind,
+            ProtocolKind::Tasks { .. } | ProtocolKind::Generate { .. }
+        )
     }
 }
 
@@ -425,6 +431,7 @@ impl<'a> Source<'a> {
             n_scored: records.iter().map(|r| r.n_scored).sum(),
             quality,
             accuracy: Accuracy::new(&records),
+            texts: Texts::new(&records),
             memory: Memory::new(&records, &self.contents.header.geometry),
             memory_track: Memory::track(&records, &self.contents.header.geometry),
             positions: Positions::new(&records, kind),

@@ -98,7 +98,9 @@ fn rows(
     let n_tokens = match (args.context, protocol) {
         (Some(n), _) => n as usize,
         (None, Protocol::Stream { window, .. }) => *window,
-        (None, Protocol::CompressOnce { context, .. }) => *context,
+        (None, Protocol::CompressOnce { context, .. } | Protocol::Generate { context, .. }) => {
+            *context
+        }
         (None, Protocol::Tasks { length, .. }) => *length,
     };
     let base = |window: Option<u32>| window.map_or(n_tokens, |w| n_tokens.min(w as usize));
@@ -161,6 +163,10 @@ fn tokens_to_run(plan: &Plan) -> usize {
                 floor,
                 ..
             } => context + (n + 1 + usize::from(*floor)) * score,
+            // A text is written and then scored.
+            Protocol::Generate {
+                context, tokens, ..
+            } => context + 2 * (n + 1) * tokens,
             // How long a question is, its items tell only when they are read.
             Protocol::Tasks { length, .. } => length + (n + 1) * ANSWER_TOKENS,
         };
@@ -191,6 +197,15 @@ fn headline(protocol: &Protocol) -> String {
                 counted(*documents, "document")
             )
         }
+        Protocol::Generate {
+            context,
+            tokens,
+            documents,
+            ..
+        } => format!(
+            "generate: {tokens} tokens from {} of {context} tokens",
+            counted(*documents, "document")
+        ),
         Protocol::Tasks {
             shots,
             items,
