@@ -37,7 +37,7 @@ impl Lockstep<'_> {
         let all = entrants
             .iter()
             .copied()
-            .chain([(&exact, Continuation::Exact)]);
+            .chain([(&exact, Continuation::Strategy)]);
         let mut runners: Vec<Result<Runner, EvalError>> = all
             .map(|(strategy, continuation)| {
                 let mut runner = self.build(strategy)?;
