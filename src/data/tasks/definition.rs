@@ -98,6 +98,8 @@ pub(super) struct Items {
     /// What joins context and choice.
     #[serde(default = "space")]
     pub delimiter: String,
+    /// What joins them in a solved example; `delimiter` unless given.
+    pub shot_delimiter: Option<String>,
     /// Expression: the texts that a generated answer must give.
     pub wanted: Option<String>,
 }

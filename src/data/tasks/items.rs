@@ -96,10 +96,9 @@ pub(super) fn examples(
         let solved = word(i)?;
         let context = &solved.contexts[solved.gold.min(solved.contexts.len() - 1)];
         let choice = &solved.choices[solved.gold];
-        shots.push_str(&format!(
-            "{context}{}{choice}{BETWEEN}",
-            templates.delimiter
-        ));
+        let joint = templates.shot_delimiter.as_ref();
+        let joint = joint.unwrap_or(&templates.delimiter);
+        shots.push_str(&format!("{context}{joint}{choice}{BETWEEN}"));
     }
     (asking.shots..asking.shots + asking.items)
         .map(|i| Ok(example(def, templates, (&shots, i), word(i)?)))

@@ -1,7 +1,7 @@
 //! From an example's texts to tokens: what goes into the cache, what is asked, what is scored.
 //!
-//! The rule for tokens at the border of context and answer is lm-evaluation-harness's: spaces at the context's end belong
-//! to the answer; context and answer are encoded together, and the answer's tokens are those after as many as the context
+//! The rule for tokens at the border of context and answer is lm-evaluation-harness's: white space at the context's end
+//! belongs to the answer; context and answer are encoded together, and the answer's tokens are those after as many as the context
 //! alone has. Where the context's own tokens are not the beginning of the whole's, the two meet inside a token of the
 //! whole: the context's own tokens are kept and the item is counted.
 //!
@@ -48,7 +48,7 @@ pub fn prompt<E>(
 ) -> Result<Option<Prompt>, E> {
     let mut n_split_borders = 0;
     let mut pair = |option: &AnswerOption| -> Result<(Vec<u32>, Vec<u32>, usize), E> {
-        let before = option.before.trim_end_matches(' ');
+        let before = option.before.trim_end();
         let whole = format!("{}{}", option.before, option.target);
         let (mut own, whole) = (encode(before)?, encode(&whole)?);
         if !whole.starts_with(&own) {
