@@ -511,6 +511,22 @@ fn questions_and_options_do_not_see_each_other() {
             at += n;
         }
     }
+    // Thirty-two options in one step, as one by one.
+    let many: Vec<(Vec<u32>, Vec<u32>)> = (0..32u32)
+        .map(|i| (ids("so "), (0..=i % 7).map(|j| 40 + i + 3 * j).collect()))
+        .collect();
+    let options: Vec<Branch<'_>> = many
+        .iter()
+        .map(|(query, target)| Branch { query, target })
+        .collect();
+    let together = answers(&tiny, &[&tailed], &quiz.context, &[options.clone()]);
+    let mut at = 0;
+    for option in options {
+        let alone = answers(&tiny, &[&tailed], &quiz.context, &[vec![option]]);
+        let n = option.target.len();
+        assert_eq!(alone[0].tokens, together[0].tokens[at..at + n]);
+        at += n;
+    }
     let mut before = None;
     let entrants = strategies.map(|s| (s, Continuation::Strategy));
     for context in [

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use super::items::Source;
 use super::{Exit, cells_of, checked_model, load_plan, lookup};
 use crate::cli::CheckArgs;
 use crate::data::{Lookup, Network};
@@ -21,7 +22,7 @@ pub fn check(args: &CheckArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     writeln!(out, "{file}: sound; {}", cells_of(&plan))?;
     let calibration = plan.calibration.iter().map(|c| &c.data);
     for text in plan.data.iter().chain(calibration) {
-        if let Err(e) = text.load(&here) {
+        if let Err(e) = Source::load(text, &here) {
             writeln!(out, "note: {e}")?;
         }
     }

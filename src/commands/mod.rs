@@ -91,11 +91,12 @@ fn cells_of(plan: &Plan) -> String {
     } else {
         "strategies"
     };
+    let asks = plan.data.iter().any(|d| d.is_task);
     format!(
         "{} = {strategies} {strategies_word} x {} x {}",
         counted(strategies * protocols * texts, "cell"),
         counted(protocols, "protocol"),
-        counted(texts, "text")
+        counted(texts, if asks { "task" } else { "text" })
     )
 }
 
