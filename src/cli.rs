@@ -214,12 +214,19 @@ takes them, with logits of each.
   linear %         of the wall time: the layers' linear products; head: the logits; attention: over the stored
                    cache; encoding: storing rows, eviction, sealing; rest: norms, activations, residuals
   max |Δlogit|     against a cache of f32 rows, over a text of 192 tokens; KLD in nats
+The second table has latency in ms. tg: n tokens of all runs, the mean is the time per output token (TPOT), percentiles are those of
+the time from token to token (ITL). pp: n runs, each the time to the first token (TTFT), split into prefill, scoring (what
+retention decides) and compression (storing rows). Outliers lie more than 3.5 modified z-scores from the median, and stay in all numbers.
+time vs: each run over the first strategy's of the same repetition, with a 95 % interval; the order turns around with each repetition.
+--no-cache decodes with no cache beside it, all tokens through the model again for each one. --isolate gives each strategy
+and depth a process of its own and tells what it holds.
 Before the times each strategy decodes that text token by token and in chunks: unless the logits are equal to the bit,
 its rows are marked FAILED and the exit code is 1.
 
 Examples:
   kvlab bench                                          pp512 and tg128 with an f16 cache
   kvlab bench -s f16,q8_0,q4_0 -d 0,2048,7500 -t 1,2
+  kvlab bench -p 0 -n 32 --no-cache 2 -d 100,2000,4000 -r 3 --isolate
   kvlab bench -p 0 -n 64 -s int4-best -s 'encode = \"q4_0\", tail = 32' -r 3 -o json")]
 pub struct BenchArgs {
     /// Built-in name, hub:org/name, .gguf file or Hugging Face folder
@@ -254,6 +261,9 @@ pub struct BenchArgs {
     /// Tokens to score: prefill with the logits and likelihood of each, what a perplexity costs
     #[arg(long, value_name = "N", default_value = "0", value_delimiter = ',')]
     pub n_score: Vec<Counts>,
+    /// Tokens to decode without a cache: each recomputes all before it, which is slow; 0: no such test
+    #[arg(long, value_name = "N", default_value = "0", value_delimiter = ',')]
+    pub no_cache: Vec<Counts>,
     /// Tokens in the cache before
     #[arg(
         short = 'd',
@@ -272,6 +282,12 @@ pub struct BenchArgs {
     /// Runs of each test that count
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub repetitions: u16,
+    /// Also run each strategy and depth in a process of its own, one after another, for its memory
+    #[arg(long)]
+    pub isolate: bool,
+    /// A strategy as JSON: measure the memory of this process with its cache alone, and nothing else
+    #[arg(long, hide = true, value_name = "JSON", conflicts_with = "isolate")]
+    pub cell: Option<String>,
     /// Text to feed: a name of `kvlab list texts`, or a file
     #[arg(
         short = 'f',

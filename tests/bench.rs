@@ -140,3 +140,58 @@ fn a_short_bench_of_a_real_model_has_a_row_per_strategy_test_depth_and_threads()
     );
     assert!(number(deep("q8_0/q4_0"), "cache_bytes") < 0.5 * number(deep("f16"), "cache_bytes"));
 }
+
+#[test]
+fn latency_stands_beside_no_cache_and_each_process_holds_its_own_cache() {
+    if !is_there(MODEL) {
+        return;
+    }
+    let (code, out, err) = bench(&[
+        "-s",
+        "f16,q8_0",
+        "-p",
+        "32",
+        "-n",
+        "12",
+        "--no-cache",
+        "1",
+        "-d",
+        "400",
+        "-t",
+        "1",
+        "-r",
+        "2",
+        "--isolate",
+        "-o",
+        "json",
+        "-q",
+    ]);
+    assert_eq!(code, 0, "{err}");
+    let rows: Vec<Value> = serde_json::from_str(&out).expect("JSON");
+    let tests: Vec<&str> = rows.iter().filter_map(|r| r["test"].as_str()).collect();
+    let expected = [
+        "pp32 @ d400",
+        "pp32 @ d400",
+        "tg12 @ d400",
+        "tg12 @ d400",
+        "tg1 nocache @ d400",
+    ];
+    assert_eq!(tests, expected);
+    let parts = ["ttft_prefill_ms", "ttft_scoring_ms", "ttft_compression_ms"];
+    let sum: f64 = parts.map(|p| number(&rows[0], p)).iter().sum();
+    assert!((sum / number(&rows[0], "time_mean_ms") - 1.0).abs() < 1e-6);
+    assert_eq!(rows[3]["time_n"], 24);
+    assert!(number(&rows[3], "time_p90_ms") >= number(&rows[3], "time_p50_ms"));
+    // 401 tokens through the model instead of one: even in chunks that takes several times as long.
+    assert!(number(&rows[4], "time_vs_first") > 3.0, "{}", rows[4]);
+    assert_eq!(rows[4]["cell_peak_rss_bytes"], Value::Null);
+    let cell = |row: usize, of: &str| number(&rows[row], &format!("cell_{of}_rss_bytes"));
+    if rows[2]["cell_peak_rss_bytes"].is_number() {
+        assert!(cell(2, "before") < cell(2, "steady") && cell(2, "steady") <= cell(2, "peak"));
+        // The whole bench has read 128 MiB for the machine's rate, which no process of a cell does.
+        assert!(cell(3, "peak") < number(&rows[3], "peak_rss_bytes"));
+    }
+    let (code, _, err) = bench(&["--cell", "{}", "-q"]);
+    assert_eq!(code, 2);
+    assert!(err.contains("not a strategy as JSON"), "{err}");
+}

@@ -83,9 +83,14 @@ impl Environment {
             cpu_model: field(&cpu_info, "model name").map(str::to_owned),
             n_cores: std::thread::available_parallelism().map_or(1, |n| n.get()),
             memory_bytes: memory_bytes(&read_proc("/proc/meminfo")),
-            load_average: load_average(&read_proc("/proc/loadavg")),
+            load_average: load_average_now(),
         })
     }
+}
+
+/// Load averages over 1, 5 and 15 minutes now.
+pub fn load_average_now() -> Option<[f64; 3]> {
+    load_average(&read_proc("/proc/loadavg"))
 }
 
 fn read_proc(path: &str) -> String {

@@ -21,7 +21,7 @@ impl Tally {
         Duration::from_nanos(self.0.swap(0, Ordering::Relaxed))
     }
 
-    fn add(&self, time: Duration) {
+    pub(super) fn add(&self, time: Duration) {
         self.0.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 }

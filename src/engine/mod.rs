@@ -10,6 +10,7 @@ pub mod linear_watch;
 #[cfg(test)]
 pub(crate) mod plain_cache;
 pub mod sampler;
+pub mod scoring_watch;
 pub mod stopwatch;
 pub mod tape;
 
@@ -18,6 +19,7 @@ use crate::model::transformer::{Hidden, LanguageModel, StepError};
 
 pub use calibrate::Calibrator;
 pub use linear_watch::{LinearWatch, Tally};
+pub use scoring_watch::ScoringWatch;
 pub use stopwatch::{Spent, Stopwatch};
 pub use tape::{ContextTape, Recording, TapeError};
 

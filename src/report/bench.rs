@@ -6,6 +6,8 @@
 use serde_json::{Value, json};
 
 use super::format::significant;
+use super::latency;
+use crate::eval::bench::cell::Cell;
 use crate::eval::bench::gate::Gate;
 use crate::eval::bench::{Measured, Work};
 
@@ -43,17 +45,35 @@ pub struct Sheet {
     pub entrants: Vec<Entrant>,
     /// Bytes per second that this machine reads, by number of threads.
     pub read_bytes_per_s: Vec<(usize, f64)>,
+    /// The machine.
+    pub host: Host,
     /// The rows.
     pub rows: Vec<Measured>,
+    /// Strategies in a process of their own: index, depth and what it held.
+    pub cells: Vec<(usize, usize, Cell)>,
+}
+
+/// The machine, and how busy it was.
+#[derive(Debug, Clone, Default)]
+pub struct Host {
+    /// Threads that may run at once.
+    pub n_cores: usize,
+    /// The vector extensions that kernels choose by.
+    pub cpu_flags: Vec<String>,
+    /// Load average over a minute before anything ran.
+    pub load_start: Option<f64>,
+    /// The same at the end.
+    pub load_end: Option<f64>,
 }
 
 /// A row and what it belongs to.
-struct At<'a> {
-    sheet: &'a Sheet,
-    row: &'a Measured,
+pub(super) struct At<'a> {
+    pub(super) sheet: &'a Sheet,
+    pub(super) row: &'a Measured,
 }
 
-type Field = (&'static str, fn(&At<'_>) -> Value);
+/// A field of CSV and JSON: its name and how a row has it.
+pub(super) type Field = (&'static str, fn(&At<'_>) -> Value);
 
 /// Fields of CSV and JSON.
 const FIELDS: &[Field] = &[
@@ -70,6 +90,7 @@ const FIELDS: &[Field] = &[
     ("n_prompt", |at| at.tokens_of(Work::Prefill).into()),
     ("n_gen", |at| at.tokens_of(Work::Decode).into()),
     ("n_score", |at| at.tokens_of(Work::Score).into()),
+    ("n_no_cache", |at| at.tokens_of(Work::Recompute).into()),
     ("n_depth", |at| at.row.test.depth.into()),
     ("test", |at| at.row.test.to_string().into()),
     ("avg_ns", |at| at.wall_ns().0.round().into()),
@@ -99,7 +120,7 @@ const FIELDS: &[Field] = &[
 ];
 
 impl At<'_> {
-    fn entrant(&self) -> &Entrant {
+    pub(super) fn entrant(&self) -> &Entrant {
         &self.sheet.entrants[self.row.strategy]
     }
 
@@ -141,8 +162,13 @@ impl At<'_> {
     }
 }
 
+/// All fields.
+fn fields() -> impl Iterator<Item = &'static Field> {
+    FIELDS.iter().chain(latency::FIELDS)
+}
+
 impl Sheet {
-    fn rows(&self) -> impl Iterator<Item = At<'_>> {
+    pub(super) fn rows(&self) -> impl Iterator<Item = At<'_>> {
         self.rows.iter().map(|row| At { sheet: self, row })
     }
 }
@@ -150,8 +176,7 @@ impl Sheet {
 /// An array of objects, a row each, with the time of each run.
 pub fn json(sheet: &Sheet) -> String {
     let rows = sheet.rows().map(|at| {
-        let mut object: serde_json::Map<String, Value> = FIELDS
-            .iter()
+        let mut object: serde_json::Map<String, Value> = fields()
             .map(|(name, value)| ((*name).to_owned(), value(&at)))
             .collect();
         let runs = &at.row.runs;
@@ -159,7 +184,9 @@ pub fn json(sheet: &Sheet) -> String {
         let cpu: Vec<u64> = runs.iter().map(|r| r.cpu.as_nanos() as u64).collect();
         object.insert("samples_ns".to_owned(), json!(wall));
         object.insert("samples_cpu_ns".to_owned(), json!(cpu));
+        let gaps: Vec<u64> = at.row.gaps.iter().map(|g| g.as_nanos() as u64).collect();
         object.insert("samples_ts".to_owned(), json!(at.row.tokens_per_s()));
+        object.insert("samples_itl_ns".to_owned(), json!(gaps));
         Value::Object(object)
     });
     let rows: Vec<Value> = rows.collect();
@@ -169,10 +196,10 @@ pub fn json(sheet: &Sheet) -> String {
 
 /// A line of names, then a line per row.
 pub fn csv(sheet: &Sheet) -> String {
-    let names = FIELDS.iter().map(|(name, _)| (*name).to_owned());
+    let names = fields().map(|(name, _)| (*name).to_owned());
     let mut out = super::csv::Lines::new(names);
     for at in sheet.rows() {
-        out.push(FIELDS.iter().map(|(_, value)| match value(&at) {
+        out.push(fields().map(|(_, value)| match value(&at) {
             Value::Null => String::new(),
             Value::String(text) => text,
             other => other.to_string(),
@@ -208,6 +235,7 @@ pub fn markdown(sheet: &Sheet) -> String {
     let rows = sheet.rows().map(|at| cells(&at).to_vec());
     let mut out = super::markdown::table(&super::markdown::plain(&HEADS, rows));
     out.push('\n');
+    out.push_str(&latency::markdown(sheet));
     for at in sheet.rows() {
         if let Some(perplexity) = at.row.perplexity {
             let (test, label) = (at.row.test, &at.entrant().label);
@@ -238,6 +266,9 @@ pub fn markdown(sheet: &Sheet) -> String {
             entrant.label,
             verdict(&entrant.gate)
         ));
+    }
+    for sentence in latency::sentences(sheet) {
+        out.push_str(&(sentence + "\n"));
     }
     out.push_str(&format!("build: {}, {}\n", sheet.build, sheet.cpu));
     out
@@ -351,12 +382,14 @@ mod tests {
             },
             n_threads: 2,
             runs: vec![run(200), run(250)],
+            gaps: Vec::new(),
             parts: Parts {
                 linear: ms(180),
                 head: ms(90),
                 attention: ms(90),
                 encoding: ms(45),
                 rest: ms(45),
+                scoring: ms(15),
             },
             memory: MemoryReport {
                 payload_bytes: 1 << 20,
@@ -380,7 +413,9 @@ mod tests {
             backend: "cpu".to_owned(),
             entrants: vec![entrant("k8v4", gate), entrant("odd", broken)],
             read_bytes_per_s: vec![(2, 40e9)],
+            host: Host::default(),
             rows: vec![row(0, Work::Decode), row(1, Work::Prefill)],
+            cells: Vec::new(),
         }
     }
 
@@ -407,9 +442,9 @@ mod tests {
         let csv = csv(&sheet());
         let lines: Vec<&str> = csv.lines().collect();
         assert_eq!(lines.len(), 3);
-        assert_eq!(lines[0].split(',').count(), FIELDS.len());
+        assert_eq!(lines[0].split(',').count(), fields().count());
         assert!(lines[1].starts_with(
-            "0.1.0,\"a, \"\"b\"\"\",cpu,m,1048576,1500000,2,k8v4,q8_0,q4_0,0,10,0,64,tg10 @ d64,"
+            "0.1.0,\"a, \"\"b\"\"\",cpu,m,1048576,1500000,2,k8v4,q8_0,q4_0,0,10,0,0,64,tg10 @ d64,"
         ));
     }
 

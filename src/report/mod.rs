@@ -12,6 +12,7 @@ pub mod csv;
 mod fields;
 pub mod format;
 mod growth;
+mod latency;
 pub mod latex;
 pub mod markdown;
 pub mod measures;

@@ -24,6 +24,8 @@ pub struct Head<'a> {
     nll: Vec<f64>,
     /// Wall time in here.
     pub spent: Duration,
+    /// When each decoded token was there.
+    pub ends: Vec<Duration>,
 }
 
 impl<'a> Head<'a> {
@@ -38,6 +40,7 @@ impl<'a> Head<'a> {
             logits: vec![0.0; n_rows * bench.model.spec().n_vocab],
             nll: Vec::new(),
             spent: Duration::ZERO,
+            ends: Vec::new(),
         }
     }
 
@@ -48,14 +51,18 @@ impl<'a> Head<'a> {
         let is_last = self.n_read + n == self.tokens.len();
         match self.work {
             Work::Score => self.score(hidden),
-            Work::Prefill if !is_last => {}
-            Work::Prefill | Work::Decode => {
+            Work::Prefill | Work::Recompute if !is_last => {}
+            Work::Prefill | Work::Decode | Work::Recompute => {
                 let model = self.bench.model;
                 model.logits(hidden, n - 1..n, &mut self.logits);
             }
         }
         self.n_read += n;
-        self.spent += self.bench.clock.wall().saturating_sub(start);
+        let end = self.bench.clock.wall();
+        self.spent += end.saturating_sub(start);
+        if self.work == Work::Decode || is_last {
+            self.ends.push(end);
+        }
     }
 
     fn score(&mut self, hidden: &Hidden) {

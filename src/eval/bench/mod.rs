@@ -1,27 +1,32 @@
 //! Speed of prefill and decode by strategy, depth and threads.
 //!
-//! Invariants: within a repetition all strategies run the same test in turn, so that a busy moment hits each of them; a
-//! depth is filled once per strategy by a real prefill through its own cache, and every timed run works on a fork of it;
-//! the first repetition is a short one that warms up and is not counted.
+//! Invariants: within a repetition all strategies run the same test in turn, so that a busy moment hits each of them, in one
+//! order and in the next repetition in the other (A B, B A); a depth is filled once per strategy by a real prefill through its
+//! own cache, and every timed run works on a fork of it; the first repetition is a short one that warms up and is not counted.
 
 pub mod bandwidth;
+pub mod cell;
 pub mod gate;
 mod head;
 pub mod peak;
+pub mod spread;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rayon::ThreadPool;
 
 use self::head::Head;
+use crate::cache::pages::HostStore;
 use crate::cache::stage::Calibration;
+use crate::cache::stages::Stages;
 use crate::cache::strategy::Strategy;
 use crate::cache::{
     Admission, CacheError, Geometry, KvCache, Materials, MemoryReport, SeqId, StagedCache,
 };
 use crate::engine::clock::{Clock, Reading};
-use crate::engine::{CHUNK, Stopwatch, Tally, feed, prefill};
+use crate::engine::{CHUNK, ScoringWatch, Stopwatch, Tally, feed, prefill};
 use crate::model::transformer::{LanguageModel, StepError};
 
 /// The sequence that is filled to a depth, and its fork that a run works on.
@@ -40,6 +45,8 @@ pub enum Work {
     Decode,
     /// Chunks, logits of every token and the likelihood of the next one: what a perplexity costs.
     Score,
+    /// As [`Work::Decode`] without a cache: each token takes a prefill of all that is before it, whose rows are then dropped.
+    Recompute,
 }
 
 /// What is timed. Shown as llama-bench shows it: `pp512`, `tg128 @ d4096`.
@@ -59,11 +66,26 @@ impl fmt::Display for Test {
             Work::Prefill => "pp",
             Work::Decode => "tg",
             Work::Score => "ppl",
+            Work::Recompute => "tg",
         };
         write!(f, "{name}{}", self.n)?;
+        if self.work == Work::Recompute {
+            write!(f, " nocache")?;
+        }
         match self.depth {
             0 => Ok(()),
             depth => write!(f, " @ d{depth}"),
+        }
+    }
+}
+
+impl Test {
+    /// Tokens of a run: fewer where it warms up, one where each is a whole prefill.
+    fn tokens_of(&self, repetition: usize) -> usize {
+        match (repetition, self.work) {
+            (0, Work::Recompute) => 1,
+            (0, _) => self.n.min(WARM_UP),
+            _ => self.n,
         }
     }
 }
@@ -94,6 +116,8 @@ pub struct Schedule<'a> {
     pub pools: &'a [Pool],
     /// Runs that count, at least one.
     pub repetitions: usize,
+    /// The strategy that stands for no cache: it alone runs [`Work::Recompute`], and nothing else. Its rows are those of one step.
+    pub no_cache: Option<usize>,
 }
 
 /// What the runs work with.
@@ -107,8 +131,10 @@ pub struct Bench<'a> {
     pub geometry: &'a Geometry,
     /// Statistics for strategies that learn.
     pub calibration: Option<&'a Calibration>,
+    /// Where the time of retention's scores and choices adds up.
+    pub scoring: &'a Arc<Tally>,
     /// Tells the time.
-    pub clock: &'a dyn Clock,
+    pub clock: &'a Arc<dyn Clock>,
     /// The prompt; repeated where a run is longer.
     pub text: &'a [u32],
 }
@@ -126,6 +152,9 @@ pub struct Parts {
     pub encoding: Duration,
     /// What is left: norms, activations, residuals, embedding rows.
     pub rest: Duration,
+    /// The part of `encoding` that retention took, to score rows and to choose among them; threads that do so at the same time each
+    /// count, up to all of it.
+    pub scoring: Duration,
 }
 
 impl Parts {
@@ -146,6 +175,8 @@ pub struct Measured {
     pub n_threads: usize,
     /// Time of each run that counts.
     pub runs: Vec<Reading>,
+    /// Time from one decoded token to the next, over all runs that count; empty for work that decodes none.
+    pub gaps: Vec<Duration>,
     /// Their wall time by part.
     pub parts: Parts,
     /// The cache before a run.
@@ -171,6 +202,7 @@ pub struct BenchError {
 /// One run.
 struct Run {
     reading: Reading,
+    gaps: Vec<Duration>,
     parts: Parts,
     memory_after: MemoryReport,
     perplexity: Option<f64>,
@@ -196,28 +228,40 @@ impl<'a> Bench<'a> {
         let mut caches = Vec::new();
         for (i, strategy) in strategies.iter().enumerate() {
             let cache = self.cache(strategy).map_err(|e| named(i, e.into()))?;
-            caches.push(Stopwatch::new(cache, self.clock));
+            caches.push(Stopwatch::new(cache, self.clock.as_ref()));
         }
         let mut all = Vec::new();
         for &depth in schedule.depths {
             let mut memory = Vec::new();
             for (i, cache) in caches.iter_mut().enumerate() {
-                let n = self.fill(cache, schedule, depth).map_err(|e| named(i, e))?;
-                done(Work::Prefill, n);
+                if schedule.no_cache != Some(i) {
+                    let n = self.fill(cache, schedule, depth).map_err(|e| named(i, e))?;
+                    done(Work::Prefill, n);
+                }
                 memory.push(cache.memory());
             }
             let first = all.len();
             all.extend(rows(schedule, depth, &memory));
             for repetition in 0..=schedule.repetitions {
-                for row in &mut all[first..] {
-                    let (i, n) = (row.strategy, row.test.n);
-                    let n = if repetition == 0 { n.min(WARM_UP) } else { n };
+                let n_rows = all.len() - first;
+                for i in 0..n_rows {
+                    // Forwards in the odd repetitions, backwards in the even ones; the warm-up goes forwards, too.
+                    let is_forward = repetition == 0 || repetition % 2 == 1;
+                    let i = if is_forward { i } else { n_rows - 1 - i };
+                    let row = &mut all[first + i];
+                    let n = row.test.tokens_of(repetition);
                     let mut pools = schedule.pools.iter();
                     let pool = pools.find(|p| p.n_threads == row.n_threads);
-                    let cache = &mut caches[i];
-                    let run = on(pool, || self.once(cache, row.test.work, n));
-                    let run = run.map_err(|e| named(i, e))?;
-                    done(row.test.work, n);
+                    let (test, cache) = (row.test, &mut caches[row.strategy]);
+                    let run = on(pool, || match test.work {
+                        Work::Recompute => self.recomputed(cache, depth, n),
+                        work => self.once(cache, work, n),
+                    });
+                    let run = run.map_err(|e| named(row.strategy, e))?;
+                    match test.work {
+                        Work::Recompute => done(Work::Prefill, n * depth + n * (n + 1) / 2),
+                        work => done(work, n),
+                    }
                     if repetition > 0 {
                         row.take(run);
                     }
@@ -233,7 +277,13 @@ impl<'a> Bench<'a> {
             calibration: self.calibration,
             backing_dir: None,
         };
-        let mut cache = StagedCache::new(strategy, materials)?;
+        let mut stages = Stages::build(strategy, materials)?;
+        if let Some(retain) = stages.retain.take() {
+            let (clock, spent) = (Arc::clone(self.clock), Arc::clone(self.scoring));
+            stages.retain = Some(Arc::new(ScoringWatch::new(retain, clock, spent)));
+        }
+        let store = Box::new(HostStore::default());
+        let mut cache = StagedCache::from_stages(Arc::new(stages), self.geometry, store)?;
         cache.admit(BASE, Admission::Streaming)?;
         Ok(cache)
     }
@@ -267,39 +317,82 @@ impl<'a> Bench<'a> {
         let tokens = self.tokens(first as usize, n);
         let mut head = Head::new(self, work, &tokens);
         cache.fork(BASE, FORK)?;
-        cache.take();
-        self.linear.take();
-        let start = self.clock.read();
+        let start = self.start(cache);
         let chunk = if work == Work::Decode { 1 } else { CHUNK };
         feed(self.model, cache, FORK, &tokens, chunk, |chunk| {
             head.read(chunk.hidden);
             Ok::<(), StepError>(())
         })?;
+        let run = self.end(cache, start, &head);
+        cache.release(FORK)?;
+        Ok(run)
+    }
+
+    /// One run without a cache: for each of `n` tokens, all before it goes through the model again, on an empty sequence that is
+    /// gone afterwards.
+    fn recomputed(&self, cache: &mut Cache<'_>, depth: usize, n: usize) -> Result<Run, StepError> {
+        let start = self.start(cache);
+        let (mut ends, mut spent) = (Vec::new(), Duration::ZERO);
+        let tokens = self.tokens(0, depth + n);
+        for end in depth + 1..=depth + n {
+            let mut head = Head::new(self, Work::Recompute, &tokens[..end]);
+            cache.fork(BASE, FORK)?;
+            feed(self.model, cache, FORK, &tokens[..end], CHUNK, |chunk| {
+                head.read(chunk.hidden);
+                Ok::<(), StepError>(())
+            })?;
+            cache.release(FORK)?;
+            ends.extend(head.ends);
+            spent += head.spent;
+        }
+        let mut head = Head::new(self, Work::Recompute, &[]);
+        (head.ends, head.spent) = (ends, spent);
+        Ok(self.end(cache, start, &head))
+    }
+
+    /// Sets all watches to zero and reads the clock.
+    fn start(&self, cache: &mut Cache<'_>) -> Reading {
+        cache.take();
+        self.linear.take();
+        self.scoring.take();
+        self.clock.read()
+    }
+
+    /// What the watches say at the end of a run.
+    fn end(&self, cache: &mut Cache<'_>, start: Reading, head: &Head<'_>) -> Run {
         let reading = self.clock.read().since(start);
         let (spent, linear) = (cache.take(), self.linear.take());
-        let memory_after = cache.memory();
-        cache.release(FORK)?;
         let (attention, encoding) = (spent.attend, spent.append + spent.commit);
         let timed = linear + head.spent + attention + encoding;
-        let parts = Parts {
-            linear,
-            head: head.spent,
-            attention,
-            encoding,
-            rest: reading.wall.saturating_sub(timed),
-        };
-        Ok(Run {
+        let starts = std::iter::once(&start.wall).chain(&head.ends);
+        let gaps = head
+            .ends
+            .iter()
+            .zip(starts)
+            .map(|(end, start)| end.saturating_sub(*start));
+        Run {
             reading,
-            parts,
-            memory_after,
+            gaps: gaps.collect(),
+            parts: Parts {
+                linear,
+                head: head.spent,
+                attention,
+                encoding,
+                rest: reading.wall.saturating_sub(timed),
+                scoring: self.scoring.take().min(encoding),
+            },
+            memory_after: cache.memory(),
             perplexity: head.perplexity(),
-        })
+        }
     }
 }
 
 impl Measured {
     fn take(&mut self, run: Run) {
         self.runs.push(run.reading);
+        if matches!(self.test.work, Work::Decode | Work::Recompute) {
+            self.gaps.extend(run.gaps);
+        }
         self.perplexity = run.perplexity;
         self.peak_rss_bytes = peak::peak_rss_bytes();
         self.parts.linear += run.parts.linear;
@@ -307,6 +400,7 @@ impl Measured {
         self.parts.attention += run.parts.attention;
         self.parts.encoding += run.parts.encoding;
         self.parts.rest += run.parts.rest;
+        self.parts.scoring += run.parts.scoring;
         // The fork shares what was there, so that what it added is the growth of one sequence.
         let before = attended(&self.memory) as f64;
         self.attended_bytes = (before + attended(&run.memory_after) as f64) / 2.0;
@@ -337,11 +431,13 @@ fn rows<'s>(
             memory
                 .iter()
                 .enumerate()
+                .filter(move |(i, _)| (schedule.no_cache == Some(*i)) == (work == Work::Recompute))
                 .map(move |(strategy, memory)| Measured {
                     strategy,
                     test: Test { work, n, depth },
                     n_threads: pool.n_threads,
                     runs: Vec::new(),
+                    gaps: Vec::new(),
                     parts: Parts::default(),
                     memory: *memory,
                     attended_bytes: 0.0,

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::cache::stage::{Params, Value};
+use crate::cache::strategy::StageSpec;
 use crate::compute::cpu::Cpu;
 use crate::engine::LinearWatch;
 use crate::engine::clock::ScriptedClock;
@@ -29,14 +31,16 @@ fn pools() -> Vec<Pool> {
 fn with_bench(test: impl FnOnce(&Bench<'_>)) {
     let source = Arc::new(TinyModel::new(&TinyConfig::default()));
     let cpu = Cpu::load(source, Arithmetic::F32).unwrap();
-    let (clock, linear) = (ScriptedClock::new(TICK), Tally::default());
-    let model = Transformer::over(LinearWatch::new(cpu, &clock, &linear));
+    let clock: Arc<dyn Clock> = Arc::new(ScriptedClock::new(TICK));
+    let (linear, scoring) = (Tally::default(), Arc::default());
+    let model = Transformer::over(LinearWatch::new(cpu, clock.as_ref(), &linear));
     let text: Vec<u32> = (0..301).map(|i| i * i % 251).collect();
     test(&Bench {
         model: &model,
         linear: &linear,
         geometry: &geometry(model.spec(), 1024),
         calibration: None,
+        scoring: &scoring,
         clock: &clock,
         text: &text,
     });
@@ -51,6 +55,7 @@ fn strategies_take_turns_within_each_repetition_and_times_have_their_parts() {
         depths: &[0, 256],
         pools: &pools,
         repetitions: 3,
+        no_cache: None,
     };
     with_bench(|bench| {
         let mut heard = Vec::new();
@@ -79,6 +84,13 @@ fn strategies_take_turns_within_each_repetition_and_times_have_their_parts() {
             assert_eq!(row.parts.linear, 3 * 8 * steps * TICK);
             assert_eq!(row.runs[0].wall, (28 * steps + 1) * TICK);
             assert_eq!(row.parts.rest, 3 * (14 * steps + 1) * TICK);
+            assert_eq!(row.parts.scoring, Duration::ZERO);
+            // The first gap starts with the run, each later one at the token before.
+            let gaps = match row.test.work {
+                Work::Decode => vec![28 * TICK; 12],
+                _ => Vec::new(),
+            };
+            assert_eq!(row.gaps, gaps);
             assert_eq!(row.parts.total(), row.runs.iter().map(|r| r.wall).sum());
         }
     });
@@ -93,6 +105,7 @@ fn bytes_are_those_of_the_depth_and_of_what_a_run_adds() {
         depths: &[0, 256],
         pools: &pools[..1],
         repetitions: 1,
+        no_cache: None,
     };
     with_bench(|bench| {
         let rows = bench
@@ -116,6 +129,7 @@ fn a_score_is_the_perplexity_of_the_second_half_in_any_pieces() {
         depths: &[0],
         pools: &pools(),
         repetitions: 1,
+        no_cache: None,
     };
     with_bench(|bench| {
         let rows = bench.run(&[&f32], &schedule, &mut |_, _| ()).unwrap();
@@ -161,5 +175,73 @@ fn the_check_holds_for_every_kind_of_cache_and_sees_what_a_format_loses() {
         assert_eq!(gates[0].same_top_fraction, 1.0);
         assert!(0.0 < gates[1].mean_kld && gates[1].mean_kld < gates[2].mean_kld);
         assert!(gates[3].mean_kld < gates[2].mean_kld);
+    });
+}
+
+#[test]
+fn without_a_cache_each_token_takes_all_before_it_and_leaves_nothing() {
+    let (f16, none) = (Strategy::bare("f16"), Strategy::bare("f32"));
+    let pools = pools();
+    let schedule = Schedule {
+        tests: &[(Work::Decode, 2), (Work::Recompute, 3)],
+        depths: &[5, 600],
+        pools: &pools[..1],
+        repetitions: 2,
+        no_cache: Some(1),
+    };
+    with_bench(|bench| {
+        let mut n_tokens = 0;
+        let rows = bench
+            .run(&[&f16, &none], &schedule, &mut |work, n| {
+                n_tokens += if work == Work::Prefill { n } else { 0 };
+            })
+            .unwrap();
+        let shown: Vec<String> = rows
+            .iter()
+            .map(|r| format!("{} {}", r.test, r.strategy))
+            .collect();
+        let expected = [
+            "tg2 @ d5 0",
+            "tg3 nocache @ d5 1",
+            "tg2 @ d600 0",
+            "tg3 nocache @ d600 1",
+        ];
+        assert_eq!(shown, expected);
+        // Depths once, then one token to warm up and two runs of three.
+        let recomputed = |d: usize| d + 1 + 2 * (3 * d + 6);
+        assert_eq!(n_tokens, 600 + recomputed(5) + recomputed(600));
+        for row in &rows[1..] {
+            assert_eq!(row.runs.len(), 2);
+        }
+        assert_eq!(rows[1].gaps.len(), 6);
+        assert_eq!(rows[1].memory.payload_bytes, 0);
+        // 601 to 603 tokens are two chunks, of 28 readings each.
+        let steps = |row: &Measured| row.runs[0].wall.as_millis();
+        assert_eq!((steps(&rows[1]), steps(&rows[3])), (3 * 28 + 1, 3 * 56 + 1));
+    });
+}
+
+#[test]
+fn retention_has_its_own_time_within_encoding() {
+    let tokens = Params([("tokens".to_owned(), Value::Int(8))].into());
+    let knorm = Strategy {
+        retain: Some(StageSpec {
+            name: "knorm".to_owned(),
+            params: tokens,
+        }),
+        ..Strategy::bare("f16")
+    };
+    let pools = pools();
+    let schedule = Schedule {
+        tests: &[(Work::Prefill, 40)],
+        depths: &[0],
+        pools: &pools[..1],
+        repetitions: 1,
+        no_cache: None,
+    };
+    with_bench(|bench| {
+        let rows = bench.run(&[&knorm], &schedule, &mut |_, _| ()).unwrap();
+        let parts = rows[0].parts;
+        assert!(parts.scoring > Duration::ZERO && parts.scoring <= parts.encoding);
     });
 }

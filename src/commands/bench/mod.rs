@@ -4,6 +4,8 @@
 //! still timed, marked, and makes the exit code 1. The machine's read rate comes first, before weights are touched and caches
 //! filled: its buffer then adds to no row's peak memory.
 
+mod cells;
+
 use std::io::Write;
 use std::sync::Arc;
 
@@ -13,12 +15,14 @@ use indicatif::ProgressBar;
 use super::progress::{self, Bar};
 use super::session::{CALIBRATION_WINDOW, Learner};
 use super::{Exit, lookup, named};
-use crate::bundle::environment::Environment;
+use crate::bundle::environment::{Environment, load_average_now};
+use crate::cache::Geometry;
 use crate::cache::strategy::Strategy;
 use crate::cli::{BenchArgs, BenchForm, Counts};
 use crate::compute::cpu::Cpu;
 use crate::config::Plan;
-use crate::engine::clock::SystemClock;
+use crate::data::Lookup;
+use crate::engine::clock::{Clock, SystemClock};
 use crate::engine::{LinearWatch, Tally};
 use crate::eval::bench::bandwidth::{BUFFER_BYTES, read_bytes_per_s};
 use crate::eval::bench::{Bench, Pool, Schedule, Work, gate};
@@ -26,8 +30,8 @@ use crate::model::geometry::geometry;
 use crate::model::ops::{Arithmetic, Load, needed};
 use crate::model::source::{FetchProgress, ModelDir, Silent, resolve};
 use crate::model::transformer::Transformer;
-use crate::model::{self, Role, WeightSource};
-use crate::report::bench::{Entrant, Sheet, csv, json, markdown};
+use crate::model::{self, Role, Tokenizer, WeightSource};
+use crate::report::bench::{Entrant, Host, Sheet, csv, json, markdown};
 use crate::report::columns::side;
 
 /// About how many tokens of prefill one decoded token is worth, for the time that is left.
@@ -38,53 +42,39 @@ const DECODED: u64 = 8;
 /// # Errors
 /// A name, a number or a model that can't be used, a strategy that breaks down, a failed write.
 pub fn bench(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let plan = plan(args)?;
+    let mut plan = plan(args)?;
     let wanted = Wanted::of(args)?;
-    let fetching: &dyn FetchProgress = if args.quiet { &Silent } else { &Bar::default() };
-    let models_dir = ModelDir::locate(args.places.models_dir.as_deref())?;
-    let loaded = model::load(&resolve(&plan.model, &models_dir, fetching)?)?;
-    wanted.check(loaded.spec.context_length)?;
-    let pools = wanted.pools()?;
-    let places = lookup(&args.places);
-    let text = plan.data[0].load(&places)?;
-    let ids = loaded.tokenizer.encode(&text.text)?;
-    if ids.is_empty() {
-        bail!(
-            "{}: the text has no tokens: give another with -f",
-            text.name
-        );
+    if let Some(strategy) = &args.cell {
+        plan.strategies = vec![cells::strategy(strategy)?];
     }
-    let longest = wanted.longest().max(gate::TOKENS).max(CALIBRATION_WINDOW);
-    let geometry = geometry(&loaded.spec, longest.min(loaded.spec.context_length));
-    let weights: Arc<dyn WeightSource> = Arc::from(loaded.weights);
-    let mut sheet = empty_sheet(&plan, weights.as_ref())?;
-    let (clock, linear) = (SystemClock::new(), Tally::default());
-    sheet.read_bytes_per_s = read_rates(&clock, &pools);
-    // Within a pool, so that no other threads are ever started.
-    let widest = &pools[pools.len() - 1].pool;
-    let cpu = widest.install(|| Cpu::load(weights, plan.arithmetic))?;
-    let model = Transformer::over(LinearWatch::new(cpu, &clock, &linear));
-    let learner = Learner {
-        model: &model,
-        tokenizer: &loaded.tokenizer,
-        geometry: &geometry,
-    };
-    let calibration = learner.calibrate(&plan, &places, fetching)?;
-    let bench = Bench {
-        model: &model,
-        linear: &linear,
-        geometry: &geometry,
-        calibration: calibration.as_ref(),
-        clock: &clock,
-        text: &ids,
-    };
-    measure(
-        &bench,
-        &plan.strategies,
-        &wanted,
-        (&pools, args.quiet),
-        &mut sheet,
-    )?;
+    let host = Environment::capture()?;
+    let fetching: &dyn FetchProgress = if args.quiet { &Silent } else { &Bar::default() };
+    let opened = Opened::new(args, &plan, &wanted, fetching)?;
+    if args.cell.is_some() {
+        return cells::hold(&opened, &plan, &wanted, out);
+    }
+    let mut sheet = empty_sheet(&plan, host, opened.weights.as_ref())?;
+    sheet.read_bytes_per_s = read_rates(&SystemClock::new(), &opened.pools);
+    let mut strategies = plan.strategies.clone();
+    if wanted.no_cache() {
+        strategies.push(Strategy {
+            label: "no cache".to_owned(),
+            ..Strategy::bare("f32")
+        });
+    }
+    opened.with_bench(&plan, fetching, |bench| {
+        measure(
+            bench,
+            &strategies,
+            &wanted,
+            (&opened.pools, args.quiet),
+            &mut sheet,
+        )
+    })?;
+    if args.isolate {
+        sheet.cells = cells::isolated(args, &plan.strategies, &wanted)?;
+    }
+    sheet.host.load_end = load_average_now().map(|l| l[0]);
     let text = match args.output {
         BenchForm::Md => markdown(&sheet),
         BenchForm::Csv => csv(&sheet),
@@ -93,6 +83,79 @@ pub fn bench(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     out.write_all(text.as_bytes())?;
     let holds = sheet.entrants.iter().all(|e| e.gate.holds());
     Ok(if holds { Exit::Ok } else { Exit::Regression })
+}
+
+/// What is there before anything computes.
+struct Opened {
+    weights: Arc<dyn WeightSource>,
+    tokenizer: Tokenizer,
+    geometry: Geometry,
+    ids: Vec<u32>,
+    pools: Vec<Pool>,
+    places: Lookup,
+}
+
+impl Opened {
+    fn new(
+        args: &BenchArgs,
+        plan: &Plan,
+        wanted: &Wanted,
+        fetching: &dyn FetchProgress,
+    ) -> anyhow::Result<Self> {
+        let models_dir = ModelDir::locate(args.places.models_dir.as_deref())?;
+        let loaded = model::load(&resolve(&plan.model, &models_dir, fetching)?)?;
+        wanted.check(loaded.spec.context_length)?;
+        let pools = wanted.pools()?;
+        let places = lookup(&args.places);
+        let text = plan.data[0].load(&places)?;
+        let ids = loaded.tokenizer.encode(&text.text)?;
+        if ids.is_empty() {
+            bail!(
+                "{}: the text has no tokens: give another with -f",
+                text.name
+            );
+        }
+        let longest = wanted.longest().max(gate::TOKENS).max(CALIBRATION_WINDOW);
+        Ok(Self {
+            geometry: geometry(&loaded.spec, longest.min(loaded.spec.context_length)),
+            weights: Arc::from(loaded.weights),
+            tokenizer: loaded.tokenizer,
+            ids,
+            pools,
+            places,
+        })
+    }
+
+    /// Work with the model in memory, and what the strategies learned.
+    fn with_bench<T>(
+        &self,
+        plan: &Plan,
+        fetching: &dyn FetchProgress,
+        work: impl FnOnce(&Bench<'_>) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let (linear, scoring) = (Tally::default(), Arc::default());
+        // Within a pool, so that no other threads are ever started.
+        let widest = &self.pools[self.pools.len() - 1].pool;
+        let weights = Arc::clone(&self.weights);
+        let cpu = widest.install(|| Cpu::load(weights, plan.arithmetic))?;
+        let model = Transformer::over(LinearWatch::new(cpu, clock.as_ref(), &linear));
+        let learner = Learner {
+            model: &model,
+            tokenizer: &self.tokenizer,
+            geometry: &self.geometry,
+        };
+        let calibration = learner.calibrate(plan, &self.places, fetching)?;
+        work(&Bench {
+            model: &model,
+            linear: &linear,
+            scoring: &scoring,
+            geometry: &self.geometry,
+            calibration: calibration.as_ref(),
+            clock: &clock,
+            text: &self.ids,
+        })
+    }
 }
 
 /// Bytes per second that each pool reads.
@@ -136,6 +199,7 @@ fn measure(
         depths: &wanted.depths,
         pools,
         repetitions: wanted.repetitions,
+        no_cache: wanted.no_cache().then(|| strategies.len() - 1),
     };
     sheet.rows = bench.run(&refs, &schedule, &mut |work, n| bar.inc(cost(work, n)))?;
     bar.finish_and_clear();
@@ -167,10 +231,12 @@ impl Wanted {
         let prompts = flat(&args.n_prompt).into_iter().map(|n| (Work::Prefill, n));
         let decodes = flat(&args.n_gen).into_iter().map(|n| (Work::Decode, n));
         let scores = flat(&args.n_score).into_iter().map(|n| (Work::Score, n));
-        let tests = prompts.chain(decodes).chain(scores);
+        let recomputed = flat(&args.no_cache).into_iter();
+        let recomputed = recomputed.map(|n| (Work::Recompute, n));
+        let tests = prompts.chain(decodes).chain(scores).chain(recomputed);
         let tests: Vec<_> = tests.filter(|(_, n)| *n > 0).collect();
         if tests.is_empty() {
-            bail!("nothing to measure: -p, -n and --n-score are all 0");
+            bail!("nothing to measure: -p, -n, --n-score and --no-cache are all 0");
         }
         let mut threads = flat(&args.threads);
         if threads.is_empty() {
@@ -185,6 +251,11 @@ impl Wanted {
             threads,
             repetitions: args.repetitions.into(),
         })
+    }
+
+    /// Whether decoding without a cache is among the tests.
+    fn no_cache(&self) -> bool {
+        self.tests.iter().any(|(work, _)| *work == Work::Recompute)
     }
 
     /// Positions of the longest run.
@@ -216,11 +287,24 @@ impl Wanted {
 
     /// All of it in tokens of prefill, for the progress.
     fn work(&self, n_strategies: usize) -> u64 {
-        let runs: u64 = self.tests.iter().map(|&(work, n)| cost(work, n)).sum();
-        let runs = runs * (self.depths.len() * self.threads.len() * self.repetitions) as u64;
+        let (without, with): (Vec<_>, Vec<_>) = self
+            .tests
+            .iter()
+            .partition(|(work, _)| *work == Work::Recompute);
+        let runs: u64 = with.iter().map(|&&(work, n)| cost(work, n)).sum();
+        let times = (self.threads.len() * self.repetitions) as u64;
+        let depths = self.depths.iter().map(|&d| d as u64);
+        let recomputed: u64 = depths
+            .flat_map(|d| {
+                without
+                    .iter()
+                    .map(move |(_, n)| *n as u64 * (d + *n as u64))
+            })
+            .sum();
         let check = cost(Work::Prefill, gate::TOKENS) + cost(Work::Decode, gate::TOKENS);
-        let deepest = self.depths.iter().max().unwrap_or(&0);
-        n_strategies as u64 * (runs + check + cost(Work::Prefill, *deepest))
+        let deepest = *self.depths.iter().max().unwrap_or(&0) as u64;
+        let each = runs * times * self.depths.len() as u64 + check + deepest;
+        n_strategies as u64 * each + times * recomputed
     }
 }
 
@@ -238,8 +322,17 @@ fn cost(work: Work, n: usize) -> u64 {
 }
 
 /// What is known before anything is measured.
-fn empty_sheet(plan: &Plan, weights: &dyn WeightSource) -> anyhow::Result<Sheet> {
-    let environment = Environment::capture()?;
+fn empty_sheet(
+    plan: &Plan,
+    environment: Environment,
+    weights: &dyn WeightSource,
+) -> anyhow::Result<Sheet> {
+    let host = Host {
+        n_cores: environment.n_cores,
+        cpu_flags: environment.engine.cpu_flags.clone(),
+        load_start: environment.load_average.map(|l| l[0]),
+        load_end: None,
+    };
     let spec = weights.spec();
     let outer = Role::OUTER.map(|role| (role, 0));
     let layers = (0..spec.n_layers).flat_map(|layer| Role::OF_LAYER.map(|role| (role, layer)));
@@ -265,6 +358,8 @@ fn empty_sheet(plan: &Plan, weights: &dyn WeightSource) -> anyhow::Result<Sheet>
         },
         entrants: Vec::new(),
         read_bytes_per_s: Vec::new(),
+        host,
         rows: Vec::new(),
+        cells: Vec::new(),
     })
 }

@@ -1,0 +1,100 @@
+//! A retention that passes everything on and adds up the time of its scores and its choices.
+//!
+//! Invariants: two readings of the clock's wall time per call and nothing else is added to the work; heads that decide at the same
+//! time on several threads each add theirs.
+
+use std::sync::Arc;
+
+use super::clock::Clock;
+use super::linear_watch::Tally;
+use crate::cache::Needs;
+use crate::cache::stage::{LiveRows, NewRow, Retention};
+
+/// A retention with a stopwatch.
+pub struct ScoringWatch {
+    inner: Arc<dyn Retention>,
+    clock: Arc<dyn Clock>,
+    spent: Arc<Tally>,
+}
+
+impl ScoringWatch {
+    /// Times `inner` by that clock into that tally.
+    pub fn new(inner: Arc<dyn Retention>, clock: Arc<dyn Clock>, spent: Arc<Tally>) -> Self {
+        Self {
+            inner,
+            clock,
+            spent,
+        }
+    }
+
+    fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let start = self.clock.wall();
+        let done = work();
+        self.spent.add(self.clock.wall().saturating_sub(start));
+        done
+    }
+}
+
+impl Retention for ScoringWatch {
+    fn needs(&self) -> Needs {
+        self.inner.needs()
+    }
+
+    fn is_scored(&self) -> bool {
+        self.inner.is_scored()
+    }
+
+    fn score(&self, row: NewRow<'_>) -> f32 {
+        self.timed(|| self.inner.score(row))
+    }
+
+    fn evict(&self, live: LiveRows<'_>) -> Vec<usize> {
+        self.timed(|| self.inner.evict(live))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cache::stage::Moment;
+    use crate::engine::clock::ScriptedClock;
+
+    /// Keeps what is long.
+    struct Longest;
+
+    impl Retention for Longest {
+        fn score(&self, row: NewRow<'_>) -> f32 {
+            row.k.iter().sum()
+        }
+
+        fn evict(&self, live: LiveRows<'_>) -> Vec<usize> {
+            (0..live.positions.len() - 1).collect()
+        }
+    }
+
+    #[test]
+    fn each_call_is_timed_and_answers_are_the_inner_ones() {
+        let tick = Duration::from_millis(2);
+        let spent = Arc::new(Tally::default());
+        let clock = Arc::new(ScriptedClock::new(tick));
+        let watch = ScoringWatch::new(Arc::new(Longest), clock, Arc::clone(&spent));
+        let row = NewRow {
+            position: 3,
+            k: &[1.0, 2.0],
+            v: &[0.0, 0.0],
+        };
+        assert_eq!(watch.score(row), 3.0);
+        let live = LiveRows {
+            positions: &[1, 2, 3],
+            scores: &[3.0, 3.0, 3.0],
+            n_seen: 4,
+            moment: Moment::Step,
+        };
+        assert_eq!(watch.evict(live), [0, 1]);
+        assert!(watch.is_scored());
+        assert_eq!(watch.needs(), Longest.needs());
+        assert_eq!(spent.take(), 2 * tick);
+    }
+}
