@@ -45,10 +45,13 @@ impl Spread {
             p50: quantile(&sorted, 0.5)?,
             p90: at_least(10, 0.9),
             p99: at_least(100, 0.99),
-            n_outliers: modified_z(times)
-                .iter()
-                .filter(|z| z.abs() > MOST_Z)
-                .count(),
+            n_outliers: match n {
+                0..LEAST_N => 0,
+                _ => modified_z(times)
+                    .iter()
+                    .filter(|z| z.abs() > MOST_Z)
+                    .count(),
+            },
         })
     }
 }
