@@ -48,6 +48,8 @@ pub enum Command {
     Fetch(FetchArgs),
     /// Measure the speed of prefill and decode, strategies beside each other.
     Bench(BenchArgs),
+    /// Hold a strategy, or a new stage, against the conformance suite.
+    CheckStrategy(CheckStrategyArgs),
 }
 
 /// An experiment and the changes to it.
@@ -305,6 +307,51 @@ pub struct BenchArgs {
     /// No progress, only the result
     #[arg(long, short)]
     pub quiet: bool,
+}
+
+/// `kvlab check-strategy`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Small layers and seeded random rows; no model is needed. A line per check: ok, FAILED, or n/a with the reason. A failure comes
+with what runs that check alone again.
+  oracle       attention over decoded rows in f64, by code of its own
+  exactness    bytes alone carry a row; lossless gives the bits back, lossy errs within its bound
+  causality    a later token changes no earlier output
+  chunking     any chunks give the bits and bytes of token by token
+  batching     a sequence in a ragged batch is as alone, to the bit
+  fork         a fork goes on as a sequence of its own, to the bit
+  truncate     going back is never having gone on, or the earliest length is named
+  compress     a context compressed once is the same whatever its chunks
+  short        1, 2, 3 tokens and lengths around a page
+  ties         equal rows, zeros, tiny and huge ones: finite, and the same in any chunks
+  non-finite   NaN and infinity are named by layer, head and position
+  bytes        what is reported is what is allocated and what the format defines
+  determinism  the same again gives the same bits, on 1, 2 and 3 threads
+  device       a memory without host slices gives the same bits
+  shapes       4Q/1KV, 9Q/3KV and 4Q/4KV heads of 20, 33, 64 and 80 channels
+
+Examples:
+  kvlab check-strategy int4-best
+  kvlab check-strategy 'encode = \"q4_0\", tail = 32' --only oracle,bytes --seed 7
+  kvlab check-strategy encode:int4                     every example of that stage, bare and behind a tail
+  kvlab check-strategy --all --json
+Exit code 1 when a check failed, 2 when nothing could be checked.")]
+pub struct CheckStrategyArgs {
+    /// Preset, format (K/V where they differ), stage (kind:name for all examples of a format), or the keys of a strategy table
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Every preset, and every example of every registered stage
+    #[arg(long)]
+    pub all: bool,
+    /// Only these checks
+    #[arg(long, value_name = "CHECK", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Seed of all random rows
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// How `kvlab bench` writes its rows.

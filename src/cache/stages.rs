@@ -40,6 +40,25 @@ impl LayerFormats {
         }
     }
 
+    /// The codec of one side's coded rows of a KV head, and their channels (after projection).
+    pub fn coded_rows(&self, head: usize, side: Side) -> (&Codec, usize) {
+        let format = self.format(head, side, Class::Coded);
+        (&format.codec, format.dim)
+    }
+
+    /// The codec of sinks and tail.
+    pub fn exact_rows(&self) -> &Codec {
+        &self.exact[0].codec
+    }
+
+    /// Puts another codec behind the coded rows of both sides, for tests of what finds faults.
+    #[cfg(test)]
+    pub(crate) fn replace_codec(&mut self, codec: &Codec) {
+        for format in self.coded.iter_mut().flatten().flatten() {
+            format.codec = codec.clone();
+        }
+    }
+
     /// The format in which new rows of one side and class of a KV head are written.
     pub fn format(&self, head: usize, side: Side, class: Class) -> &Format {
         &self.ladder(head, side, class)[0]

@@ -6,6 +6,7 @@ mod answers;
 mod bench;
 mod bytes;
 mod check;
+mod check_strategy;
 mod fetch;
 mod items;
 mod list;
@@ -16,6 +17,7 @@ pub mod progress;
 mod report;
 mod run;
 mod session;
+pub mod strategies;
 mod work;
 
 use std::io::Write;
@@ -59,6 +61,7 @@ pub fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<Exit> 
         Command::List(args) => list::list(args, out),
         Command::Fetch(args) => fetch::fetch(args, out),
         Command::Bench(args) => bench::bench(args, out),
+        Command::CheckStrategy(args) => check_strategy::check_strategy(args, out),
     }
 }
 

@@ -22,11 +22,7 @@ pub struct Settings<'a> {
 /// # Errors
 /// A name that is none, and whatever is wrong with a table.
 pub fn experiment(strategies: &[String], settings: &Settings<'_>) -> anyhow::Result<Plan> {
-    let names = strategies.iter().flat_map(|text| match text.contains('=') {
-        true => vec![text.as_str()],
-        false => text.split(',').collect(),
-    });
-    let tables = names.map(table).collect::<anyhow::Result<Vec<String>>>()?;
+    let tables = elements(strategies).map(table).collect::<anyhow::Result<Vec<String>>>()?;
     let quoted = |s: &str| serde_json::to_string(s).context("a name");
     let (model, text) = (quoted(settings.model)?, quoted(settings.text)?);
     let arithmetic = quoted(settings.arithmetic)?;
@@ -43,6 +39,14 @@ pub fn experiment(strategies: &[String], settings: &Settings<'_>) -> anyhow::Res
             .iter()
             .map(|p| format!("{}: {}{}", p.key, p.what, hint(&p.hint)));
         anyhow::anyhow!("{}", all.collect::<Vec<_>>().join("; "))
+    })
+}
+
+/// Lists cut at their commas; the keys of a table stay together.
+pub fn elements(strategies: &[String]) -> impl Iterator<Item = &str> {
+    strategies.iter().flat_map(|text| match text.contains('=') {
+        true => vec![text.as_str()],
+        false => text.split(',').collect(),
     })
 }
 

@@ -5,6 +5,7 @@
 pub mod answers;
 pub mod bars;
 pub mod bench;
+pub mod conformance;
 pub mod drift;
 pub mod generate;
 pub mod latency;

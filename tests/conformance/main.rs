@@ -1,11 +1,11 @@
-//! What every cache must hold, for every registered stage and for compositions: an independent oracle, invariance to
-//! chunks, batches, threads and forks, truncation, honest bytes. A new stage gets these tests by its registry line.
+//! What every cache must hold: the library's conformance suite over every preset and every registered stage, over
+//! predictions and over compositions; and what can't be said of every strategy: each stage's own decisions, budgets, misuse. A
+//! new stage gets the suite by its registry line.
 
 mod budget;
-mod causality;
 mod compose;
-mod invariance;
-mod memory;
+mod misuse;
 mod oracle;
 mod predict;
+mod suite;
 mod support;
