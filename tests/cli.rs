@@ -95,3 +95,56 @@ fn a_text_of_the_program_is_fetched_from_itself() {
         "quickstart-prose: 31117 bytes from the program itself\n"
     );
 }
+
+#[test]
+fn a_strategy_is_held_against_the_suite() {
+    let keys = "encode = \"q4_0\", tail = 32";
+    let (code, out, err) = kvlab(&[
+        "check-strategy",
+        keys,
+        "--only",
+        "oracle,bytes",
+        "--seed",
+        "7",
+    ]);
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines.len(), 3, "{out}");
+    assert!(lines[0].contains(keys), "{out}");
+    assert!(
+        lines[1].trim_start().starts_with("oracle       ok"),
+        "{out}"
+    );
+    let (code, out, _) = kvlab(&[
+        "check-strategy",
+        "streaming-llm",
+        "--only",
+        "short",
+        "--json",
+    ]);
+    let records: Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(
+        (code, &records[0]["checks"][0]["status"]),
+        (0, &Value::from("ok"))
+    );
+    assert!(
+        records[0]["strategy"]
+            .as_str()
+            .unwrap()
+            .contains("recent = 24")
+    );
+}
+
+#[test]
+fn what_can_t_be_checked_is_refused_with_code_2() {
+    for (args, told) in [
+        (&["q4"][..], "did you mean `q4_0`?"),
+        (&["q4_0", "--only", "oracel"], "did you mean `oracle`?"),
+        (&[], "--all"),
+        (&["project = { method = \"svd\", rank = 500 }"], "rank"),
+    ] {
+        let (code, out, err) = kvlab(&[&["check-strategy"], args].concat());
+        assert_eq!((code, out.as_str()), (2, ""), "{err}");
+        assert!(err.contains(told), "{err}");
+    }
+}

@@ -9,7 +9,9 @@ use super::Subject;
 use super::failure::{Scene, Stop};
 use super::fixture::{Script, Source, calibration, script};
 use crate::cache::pages::{HostStore, PageStore};
+use crate::cache::stage::{Kind, find};
 use crate::cache::stages::Stages;
+use crate::cache::strategy::{StageSpec, Strategy};
 use crate::cache::{
     Admission, Batch, CacheError, Geometry, KvCache, Materials, MemoryReport, Rows, SeqId,
 };
@@ -154,13 +156,26 @@ impl<'a> Rig<'a> {
 }
 
 fn build(subject: &dyn Subject, geometry: &Geometry) -> Result<Stages, CacheError> {
-    let calibration = calibration(geometry);
+    let calibration = learns(subject.strategy()).then(|| calibration(geometry));
     let materials = Materials {
         geometry,
-        calibration: Some(&calibration),
+        calibration: calibration.as_ref(),
         backing_dir: None,
     };
     Ok(subject.stages(materials)?)
+}
+
+/// Whether a stage of the strategy asks for a calibration.
+fn learns(strategy: &Strategy) -> bool {
+    let maps = strategy.project_k.iter().chain(&strategy.project_v);
+    let formats = strategy.levels().flat_map(|(k, v)| [k, v]);
+    let stages = (strategy.retain.iter().map(|s| (Kind::Retain, s)))
+        .chain(maps.map(|s| (Kind::Project, s)))
+        .chain(formats.map(|s| (Kind::Encode, s)));
+    let asks = |(kind, spec): (Kind, &StageSpec)| {
+        find(kind, &spec.name).is_ok_and(|def| (def.calibrated)(&spec.params))
+    };
+    stages.into_iter().any(asks)
 }
 
 /// Starts a sequence that decodes.
