@@ -9,6 +9,7 @@ mod check;
 mod check_strategy;
 mod fetch;
 mod items;
+mod kld;
 mod list;
 mod named;
 mod pace;
@@ -61,6 +62,7 @@ pub fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<Exit> 
         Command::List(args) => list::list(args, out),
         Command::Fetch(args) => fetch::fetch(args, out),
         Command::Bench(args) => bench::bench(args, out),
+        Command::Kld(args) => kld::kld(args, out),
         Command::CheckStrategy(args) => check_strategy::check_strategy(args, out),
     }
 }

@@ -8,6 +8,7 @@ pub mod bench;
 pub mod conformance;
 pub mod drift;
 pub mod generate;
+pub mod kld;
 pub mod latency;
 pub mod lockstep;
 pub mod reading;

@@ -13,6 +13,7 @@ mod fields;
 pub mod format;
 mod growth;
 mod latency;
+pub mod kld;
 pub mod latex;
 pub mod markdown;
 pub mod measures;

@@ -133,11 +133,14 @@ pub fn batching(c: &Context<'_>) -> Verdict {
     Ok(None)
 }
 
-/// The same again gives the same: from new stages, on one, two or three threads.
+/// The same again gives the same: from the same stages, and from new ones on one, two or three threads.
 pub fn determinism(c: &Context<'_>) -> Verdict {
     let rig = &c.rig;
     let script = rig.script(200, 7);
     let (_, want) = rig.fresh_run(&script, &[50])?;
+    let (_, got) = rig.fresh_run(&script, &[50])?;
+    rig.scene("the same again", "200 tokens in chunks of [50]")
+        .same_bits(&got, &want)?;
     for n_threads in [1, 2, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads);
         let Ok(pool) = pool.build() else {

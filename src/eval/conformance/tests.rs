@@ -284,7 +284,7 @@ struct FourBits<const FAULT: usize> {
     kept: Mutex<Vec<f32>>,
 }
 
-/// Rows are kept beside the bytes.
+/// Rows are kept in place of the bytes.
 const CHEATS: usize = 0;
 /// A row of zeros is divided by its largest magnitude.
 const DIVIDES_BY_ZERO: usize = 1;
@@ -311,6 +311,7 @@ impl<const FAULT: usize> RowCodec for FourBits<FAULT> {
     fn encode(&self, row: &[f32], out: &mut [u8]) {
         if FAULT == CHEATS {
             *self.kept.lock().expect("one thread") = row.iter().map(|x| x * 1.001).collect();
+            return;
         }
         let largest = row.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         let unit = match FAULT {
