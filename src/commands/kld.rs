@@ -9,9 +9,10 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 
+use super::named::{Settings, experiment};
 use super::progress::{self, Bar};
 use super::session::{CALIBRATION_WINDOW, Learner};
-use super::{Exit, lookup, strategies};
+use super::{Exit, lookup};
 use crate::cache::{Geometry, Materials};
 use crate::cli::KldArgs;
 use crate::compute::cpu::Cpu;
@@ -162,13 +163,12 @@ fn plan(args: &KldArgs) -> anyhow::Result<Plan> {
         (true, false) => bail!("no strategy is named: give one or more with -s, or --write"),
         _ => &args.strategies,
     };
-    let tables = strategies::split(names).map(strategies::table);
-    let tables = tables.collect::<anyhow::Result<Vec<String>>>()?;
-    let quoted = |s: &String| serde_json::to_string(s).context("a name");
-    let (model, text) = (quoted(&args.model)?, quoted(&args.file)?);
-    let arithmetic = quoted(&args.arithmetic)?;
-    let settings = format!("model = {model}\narithmetic = {arithmetic}\n[data]\nsets = [{text}]");
-    strategies::plan(&settings, &tables)
+    let settings = Settings {
+        model: &args.model,
+        text: &args.file,
+        arithmetic: &args.arithmetic,
+    };
+    experiment(names, &settings)
 }
 
 /// The text's tokens as llama-perplexity makes them, and how they are cut.

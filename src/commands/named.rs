@@ -22,7 +22,9 @@ pub struct Settings<'a> {
 /// # Errors
 /// A name that is none, and whatever is wrong with a table.
 pub fn experiment(strategies: &[String], settings: &Settings<'_>) -> anyhow::Result<Plan> {
-    let tables = elements(strategies).map(table).collect::<anyhow::Result<Vec<String>>>()?;
+    let tables = elements(strategies)
+        .map(table)
+        .collect::<anyhow::Result<Vec<String>>>()?;
     let quoted = |s: &str| serde_json::to_string(s).context("a name");
     let (model, text) = (quoted(settings.model)?, quoted(settings.text)?);
     let arithmetic = quoted(settings.arithmetic)?;

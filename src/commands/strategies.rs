@@ -141,9 +141,7 @@ pub fn keys(strategy: &Strategy) -> String {
             inner += ", scope = \"all\"";
         }
         if !budget.steps.is_empty() {
-            let step = |s: &BudgetStep| {
-                format!("{{ at = {}, bytes = {} }}", s.at, s.bytes)
-            };
+            let step = |s: &BudgetStep| format!("{{ at = {}, bytes = {} }}", s.at, s.bytes);
             let steps: Vec<String> = budget.steps.iter().map(step).collect();
             inner += &format!(", grow = [{}]", steps.join(", "));
         }
