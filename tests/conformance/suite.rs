@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvlab::cache::strategy::Strategy;
+use kvlab::cache::strategy::{Strategy, Tail};
 use kvlab::cache::{KvCache, SeqId};
 use kvlab::commands::strategies;
 use kvlab::eval::conformance::{CHECKS, Check, Context, Stop, with_small_budgets};
@@ -19,7 +19,7 @@ pub fn hold(strategies: &[Strategy], checks: &[&Check]) -> usize {
             let keys = strategies::keys(&strategy);
             let context = Context::new(&strategy, 0).map_err(|e| format!("{keys}: {e}"))?;
             let mut n_held = 0;
-            for check in checks {
+            for check in checks.iter().filter(|c| is_new(&strategy, c)) {
                 match check.run(&context) {
                     Ok(_) => n_held += 1,
                     Err(Stop::NotApplicable(_)) => {}
@@ -34,13 +34,19 @@ pub fn hold(strategies: &[Strategy], checks: &[&Check]) -> usize {
     held.into_iter().flatten().sum()
 }
 
+/// Codecs alone, and heads of every shape, are looked at for the bare examples: a tail changes nothing about them.
+fn is_new(strategy: &Strategy, check: &Check) -> bool {
+    let is_variant = strategy.tail == Tail::both(20) && strategy.sinks == 2;
+    !(is_variant && matches!(check.name, "exactness" | "shapes"))
+}
+
 #[test]
 fn every_preset_and_every_stage_holds_every_check() {
     let all: Arc<Vec<Strategy>> = Arc::new(strategies::everything().expect("the registry reads"));
     let checks: Vec<&Check> = CHECKS.iter().collect();
     let n_held = hold(&all, &checks);
-    // What does not apply is a few predictions' and evictions' oracle.
-    assert!(n_held > all.len() * checks.len() * 95 / 100, "{n_held}");
+    // Two checks are left out for two of three strategies, and what does not apply is a few predictions' oracle.
+    assert!(n_held > all.len() * (checks.len() - 2), "{n_held}");
 }
 
 #[test]

@@ -70,13 +70,13 @@ impl<'a> Reference<'a> {
     /// The outputs of one layer, `[token · head · channel]`.
     pub fn attention(&self, script: &Script, layer: usize) -> Vec<f64> {
         let g = &self.rig.geometry.layers[layer];
-        let (n, d) = (script.n_tokens, g.head_dim);
-        let mut out = vec![0.0; n * g.n_heads * d];
+        let d = g.head_dim;
+        let mut out = vec![0.0; script.n_tokens * g.n_heads * d];
         for kv_head in 0..g.n_kv_heads {
             let live = self.live(script, layer, kv_head);
             let [k, v] = Side::BOTH.map(|side| self.versions(script, (layer, kv_head, side)));
-            for query in 0..n {
-                let seen = |p: &usize| live[query][*p] && in_window(g, query, *p);
+            for (query, live) in live.iter().enumerate() {
+                let seen = |p: &usize| live[*p] && in_window(g, query, *p);
                 let positions: Vec<usize> = (0..=query).filter(seen).collect();
                 let keys: Vec<&[f64]> = positions.iter().map(|&p| k.row(query, p, d)).collect();
                 let values: Vec<&[f64]> = positions.iter().map(|&p| v.row(query, p, d)).collect();

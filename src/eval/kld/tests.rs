@@ -148,7 +148,8 @@ fn damaged_files_are_refused_with_what_was_found() {
     };
     let last = good.len() - 1;
     let first_row = 20 + 40;
-    let changes: [(&dyn Fn(&mut Vec<u8>), &str); 10] = [
+    type Change<'a> = (&'a dyn Fn(&mut Vec<u8>), &'a str);
+    let changes: [Change<'_>; 10] = [
         (
             &|b| b[0] = b'G',
             "begins with \"Glogits_\", must begin with \"_logits_\"",
