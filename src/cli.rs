@@ -110,13 +110,19 @@ pub struct RunArgs {
 /// `kvlab report`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Example:
+Examples:
   kvlab report results/quickstart/7f7fef64
+  kvlab report results/tasks/1c0ffee1 --lm-eval out/MODEL/results_DATE.json
+  kvlab report --lm-eval results_A.json --lm-eval results_B.json
 Exit code 1 when the run misses a bar of its experiment, 3 when some of its cells failed.")]
 pub struct ReportArgs {
     /// The run's folder
-    pub bundle: PathBuf,
-    /// Print the table as JSON
+    #[arg(required_unless_present = "lm_eval")]
+    pub bundle: Option<PathBuf>,
+    /// A results file of lm-evaluation-harness, as a table after the run's; may be repeated
+    #[arg(long, value_name = "FILE")]
+    pub lm_eval: Vec<PathBuf>,
+    /// Print the table as JSON; with --lm-eval a list of rows as a document of its own
     #[arg(long)]
     pub json: bool,
 }

@@ -1,20 +1,34 @@
 //! `kvlab report`: the tables of a bundle, made again from its raw records.
 //!
-//! Invariant: nothing but the bundle is read, and nothing of it but derived tables is written.
+//! Invariant: nothing but the bundle, and files of peers that are named, is read, and nothing of it but derived tables is written.
 
 use std::io::Write;
 use std::path::Path;
 
 use super::Exit;
 use crate::cli::ReportArgs;
-use crate::report::{csv, terminal, write};
+use crate::report::{csv, lm_eval, terminal, write};
 
 /// Makes a bundle's tables and prints them.
 ///
 /// # Errors
 /// The bundle can't be read or is damaged, or a failed write.
 pub fn report(args: &ReportArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    tell(&args.bundle, Form::of(args.json), out)
+    let mut peers = Vec::new();
+    for file in &args.lm_eval {
+        peers.extend(lm_eval::read(file)?);
+    }
+    let exit = match &args.bundle {
+        Some(bundle) => tell(bundle, Form::of(args.json), out)?,
+        None => Exit::Ok,
+    };
+    if !peers.is_empty() {
+        match Form::of(args.json) {
+            Form::Json => writeln!(out, "{}", serde_json::to_string_pretty(&peers)?)?,
+            Form::Terminal => write!(out, "\n{}", lm_eval::markdown(&peers))?,
+        }
+    }
+    Ok(exit)
 }
 
 /// How tables are printed.

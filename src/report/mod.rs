@@ -15,6 +15,7 @@ mod growth;
 mod latency;
 pub mod kld;
 pub mod latex;
+pub mod lm_eval;
 pub mod markdown;
 pub mod measures;
 pub mod positions;
