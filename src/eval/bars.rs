@@ -19,8 +19,12 @@ pub enum Metric {
     Kld,
     /// Median of the tokens' KLD.
     KldMedian,
+    /// 90th percentile of the tokens' KLD.
+    KldP90,
     /// 99th percentile of the tokens' KLD.
     KldP99,
+    /// 99.9th percentile of the tokens' KLD.
+    KldP999,
     /// Fraction of tokens whose most likely token is the reference's.
     SameTop,
     /// NLL minus the reference's, nats per token.
@@ -47,7 +51,9 @@ pub enum Metric {
 pub const METRICS: &[(&str, Metric)] = &[
     ("kld", Metric::Kld),
     ("kld_median", Metric::KldMedian),
+    ("kld_p90", Metric::KldP90),
     ("kld_p99", Metric::KldP99),
+    ("kld_p999", Metric::KldP999),
     ("same_top", Metric::SameTop),
     ("delta_nll", Metric::DeltaNll),
     ("delta_ppl_percent", Metric::DeltaPplPercent),

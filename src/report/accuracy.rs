@@ -4,7 +4,7 @@
 //! likely, one with a single option when each of its tokens is the most likely one (greedy); the first of equals counts.
 
 use crate::eval::records::{AnswerRecord, GeneratedRecord, ItemRecord, OptionRecord};
-use crate::eval::stats::Estimate;
+use crate::eval::stats::{ACCURACY_MARGIN, Comparison, Estimate, Judged, Sense, judge};
 
 /// Accuracy by one rule.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,6 +24,10 @@ pub struct Accuracy {
     pub n_questions: usize,
     /// By likelihood.
     pub acc: Rate,
+    /// The strategy's accuracy less the reference's, with its tests: McNemar's where each item is one question.
+    pub comparison: Comparison,
+    /// What may be said of it among the rows of its table.
+    pub judged: Judged,
     /// By likelihood per character; `None` where questions have one option.
     pub acc_norm: Option<Rate>,
     /// Questions that the reference gets right and the strategy does not.
@@ -71,12 +75,17 @@ impl Accuracy {
         let right_reference = |a: &AnswerRecord| is_right(a, OptionRecord::reference, Per::Option);
         let has_options = all().any(|a| a.options.len() > 1);
         let is_generated = all().any(|a| a.generated.is_some());
+        let mut acc = rate(&|a| one(right(a)), &|a| one(right_reference(a)))?;
+        let comparison = compare(&answered, &acc.delta, (&right, &right_reference))?;
+        acc.delta = comparison.delta;
         let score = |of: Side<GeneratedRecord>| {
             move |a: &AnswerRecord| a.generated.as_ref().map_or(0.0, of)
         };
         Some(Self {
             n_questions: all().count(),
-            acc: rate(&|a| one(right(a)), &|a| one(right_reference(a)))?,
+            acc,
+            comparison,
+            judged: judge(&[comparison], Sense::HigherIsBetter)[0],
             acc_norm: match has_options {
                 true => rate(
                     &|a| one(is_right(a, OptionRecord::strategy, Per::Character)),
@@ -104,6 +113,29 @@ impl Accuracy {
             },
         })
     }
+}
+
+/// Whether an answer is right.
+type Right<'a> = &'a dyn Fn(&AnswerRecord) -> bool;
+
+/// Strategy against reference. Several questions on one context are alike and count as one cluster, unless the two never
+/// disagree: then there is nothing to tell clusters by. Equal likelihoods to the bit are no test.
+fn compare(
+    items: &[&ItemRecord],
+    delta: &Estimate,
+    (right, right_reference): (Right<'_>, Right<'_>),
+) -> Option<Comparison> {
+    let all = || items.iter().flat_map(|r| &r.answers);
+    let is_same = |o: &OptionRecord| o.nll == o.nll_reference;
+    if all().all(|a| a.options.iter().all(is_same)) {
+        return Some(Comparison::identical(*delta, ACCURACY_MARGIN));
+    }
+    let is_single = items.iter().all(|r| r.answers.len() == 1);
+    if is_single || all().all(|a| right(a) == right_reference(a)) {
+        let sides: (Vec<bool>, Vec<bool>) = all().map(|a| (right(a), right_reference(a))).unzip();
+        return Comparison::of_answers(&sides.0, &sides.1, ACCURACY_MARGIN);
+    }
+    Some(Comparison::new(*delta, ACCURACY_MARGIN))
 }
 
 impl OptionRecord {

@@ -142,7 +142,9 @@ fn measure(metric: Metric, scores: &Scores) -> Option<Measured> {
     match metric {
         Metric::Kld => estimate(&quality.kld),
         Metric::KldMedian => plain(quality.kld_median),
+        Metric::KldP90 => plain(scores.drift.kld[4]),
         Metric::KldP99 => plain(quality.kld_p99),
+        Metric::KldP999 => plain(scores.drift.kld[1]),
         Metric::SameTop => estimate(&quality.same_top),
         Metric::DeltaNll => estimate(quality.paired.delta()),
         Metric::DeltaPplPercent => estimate(&quality.paired.ppl_change_percent()),

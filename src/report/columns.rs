@@ -5,10 +5,10 @@
 
 use crate::cache::stage::KeyForm;
 use crate::cache::strategy::{StageSpec, Strategy};
-use crate::eval::stats::Estimate;
+use crate::eval::stats::{Estimate, Judged};
 
 use super::accuracy::Accuracy;
-use super::format::{plus_minus, signed_plus_minus, significant};
+use super::format::{estimate, signed_estimate, significant};
 use super::rows::{Group, Row, Scores};
 use super::texts::{Sides, Texts};
 
@@ -156,11 +156,7 @@ pub static COLUMNS: &[Column] = &[
         head: "gold ΔNLL",
         tex: r"gold $\Delta$NLL",
         rank: 1,
-        text: |_, s| {
-            of_answers(s, |a| {
-                signed_plus_minus(a.gold_delta_nll.value, a.gold_delta_nll.half_width())
-            })
-        },
+        text: |_, s| of_answers(s, |a| signed_estimate(&a.gold_delta_nll)),
     },
     Column {
         head: "generated %",
@@ -244,8 +240,7 @@ pub static COLUMNS: &[Column] = &[
         rank: 0,
         text: |_, s| {
             of_text(s, |s| {
-                let change = s.quality.paired.ppl_change_percent();
-                signed_plus_minus(change.value, change.half_width())
+                signed_estimate(&s.quality.paired.ppl_change_percent())
             })
         },
     },
@@ -253,7 +248,7 @@ pub static COLUMNS: &[Column] = &[
         head: "KLD",
         tex: "KLD",
         rank: 0,
-        text: |_, s| plus_minus(s.quality.kld.value, s.quality.kld.half_width()),
+        text: |_, s| estimate(&s.quality.kld),
     },
     Column {
         head: "KLD p99",
@@ -265,31 +260,21 @@ pub static COLUMNS: &[Column] = &[
         head: "Same top p %",
         tex: r"same top (\%)",
         rank: 3,
-        text: |_, s| {
-            let percent = s.quality.same_top.scaled(100.0);
-            plus_minus(percent.value, percent.half_width())
-        },
+        text: |_, s| estimate(&s.quality.same_top.scaled(100.0)),
     },
     Column {
         head: "RMS Δp %",
         tex: r"RMS $\Delta p$ (\%)",
         rank: 12,
-        text: |_, s| {
-            let percent = s.quality.rms_delta_p.scaled(100.0);
-            plus_minus(percent.value, percent.half_width())
-        },
+        text: |_, s| estimate(&s.quality.rms_delta_p.scaled(100.0)),
     },
     Column {
         head: "context benefit kept %",
         tex: r"context benefit kept (\%)",
         rank: 14,
         text: |_, s| {
-            s.quality
-                .context_benefit_kept
-                .map_or_else(String::new, |e| {
-                    let percent = e.scaled(100.0);
-                    plus_minus(percent.value, percent.half_width())
-                })
+            let kept = s.quality.context_benefit_kept;
+            kept.map_or_else(String::new, |e| estimate(&e.scaled(100.0)))
         },
     },
     Column {
@@ -297,16 +282,21 @@ pub static COLUMNS: &[Column] = &[
         tex: "ms/token",
         rank: 4,
         text: |_, s| {
-            s.latency.last().map_or_else(String::new, |l| {
-                plus_minus(l.ms_per_token.value, l.ms_per_token.half_width())
-            })
+            let last = s.latency.last();
+            last.map_or_else(String::new, |l| estimate(&l.ms_per_token))
         },
+    },
+    Column {
+        head: "p (Holm)",
+        tex: "$p$ (Holm)",
+        rank: 17,
+        text: |_, s| p_holm(s.judged()),
     },
     Column {
         head: "verdict",
         tex: "",
         rank: 5,
-        text: |_, s| s.quality.paired.judged.verdict.to_string(),
+        text: |_, s| s.judged().to_string(),
     },
 ];
 
@@ -382,13 +372,11 @@ fn against(sides: &Sides) -> String {
 }
 
 fn percent(rate: &Estimate) -> String {
-    let percent = rate.scaled(100.0);
-    plus_minus(percent.value, percent.half_width())
+    estimate(&rate.scaled(100.0))
 }
 
 fn points(delta: &Estimate) -> String {
-    let points = delta.scaled(100.0);
-    signed_plus_minus(points.value, points.half_width())
+    signed_estimate(&delta.scaled(100.0))
 }
 
 fn memory(scores: &Scores, f: fn(&super::measures::Memory) -> String) -> String {
@@ -397,6 +385,12 @@ fn memory(scores: &Scores, f: fn(&super::measures::Memory) -> String) -> String 
 
 fn memory_with(scores: &Scores, f: impl Fn(&super::measures::Memory) -> String) -> String {
     scores.memory.as_ref().map_or_else(String::new, f)
+}
+
+/// The corrected p to two digits; empty where there is none.
+pub fn p_holm(judged: &Judged) -> String {
+    let p = judged.p_holm;
+    p.map_or_else(String::new, |p| significant(p, 2))
 }
 
 /// How many tokens of an item stand at which precision, the most bits first: `int8 256, int4 640, int2 128, exact 4`;

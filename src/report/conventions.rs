@@ -5,6 +5,8 @@
 
 use crate::bundle::header::{Bos, ProtocolKind};
 use crate::cache::Continuation;
+use crate::eval::stats::bootstrap::MIN_CLUSTERS;
+use crate::eval::stats::{ACCURACY_MARGIN, NLL_MARGIN, Over};
 
 use super::format::{count, grouped, mean_count, significant};
 use super::measures::Repetition;
@@ -15,12 +17,14 @@ pub fn shared(report: &Report) -> Vec<String> {
     let per_token = grouped(report.header.geometry.f16_bytes_at(1));
     let mut lines = vec![
         "PPL is per token of this model's tokenizer: exp of the mean NLL, natural logarithm. The reference is a cache \
-         of f32 rows on the same tokens. ΔPPL is against it, paired; the verdict is that of ΔNLL's interval. KLD is \
+         of f32 rows on the same tokens. ΔPPL is against it, paired. KLD is \
          KL(full ‖ compressed), nats per token. Same top p: both rank the same token first."
             .to_owned(),
-        "± is half of a 95 % interval: bootstrap-t over the n items as clusters, weighted by their tokens; Student's t below \
-         8 items; n = 1 has none."
-            .to_owned(),
+        format!(
+            "Brackets hold a 95 % interval: bootstrap-t over the n items as clusters, weighted by their tokens; Student's t \
+             below {MIN_CLUSTERS} items. p (Holm) is that of no difference from the reference, corrected over the rows of a table. {}",
+            verdicts(),
+        ),
         format!(
             "Sizes charge every stored byte of the live cache: codes, scales, indices, page tables, shared tables, \
              projections, exact rows, slack, parked pages. bytes_vs_f16 is over an f16 cache of the same tokens \
@@ -30,6 +34,16 @@ pub fn shared(report: &Report) -> Vec<String> {
     ];
     lines.extend(arithmetic(report));
     lines
+}
+
+/// What the verdicts mean, with the margin.
+pub fn verdicts() -> String {
+    format!(
+        "The verdict is of NLL: better or worse at a corrected p below 5 %; within δ, or equivalent, where two one-sided tests \
+         show the difference to be less than δ = {NLL_MARGIN} nats per token (about 1 % of perplexity), or where all is equal to \
+         the bit; n ≈ N would tell: items for a chance of 80 %, were difference and spread as seen. Of answers it is of accuracy, δ = {} percentage point.",
+        100.0 * ACCURACY_MARGIN,
+    )
 }
 
 /// What linear layers compute in, where it is not f32.
@@ -49,6 +63,7 @@ pub fn own(group: &Group) -> Vec<String> {
     let mut out = vec![protocol(group), data(group)];
     out.extend(reference(group));
     out.extend(taken_at(group));
+    out.extend(over_blocks(group));
     out
 }
 
@@ -211,6 +226,17 @@ fn reference(group: &Group) -> Option<String> {
     ))
 }
 
+/// What the intervals of one item are.
+fn over_blocks(group: &Group) -> Option<String> {
+    let scores = group.rows.iter().filter_map(|row| row.scores());
+    let of_blocks = scores
+        .map(|s| s.quality.kld.over)
+        .find(|over| *over != Over::Items);
+    of_blocks.map(|_| {
+        "One item: intervals and verdicts are over moving blocks of its tokens and hold for this text alone.".to_owned()
+    })
+}
+
 /// At which lengths sizes and times were taken, where they were.
 fn taken_at(group: &Group) -> Option<String> {
     let scores = || group.rows.iter().filter_map(|row| row.scores());
@@ -223,7 +249,7 @@ fn taken_at(group: &Group) -> Option<String> {
             Repetition::Steps => "the steps of one item, so too narrow",
         };
         format!(
-            "ms/token: wall time of decoding at depth {}, {}, ± over {over}.",
+            "ms/token: wall time of decoding at depth {}, {}, interval over {over}.",
             grouped(l.depth as u64),
             count(l.n_steps, "step"),
         )

@@ -5,19 +5,23 @@
 
 use super::bars::BarRow;
 use super::fields::{
-    At, BAR, BUCKET, LATENCY, MEMORY, PAIR, PLACE, SCORES, SLOPE, STRATEGY, number,
+    At, BAR, BUCKET, DRIFT, LATENCY, MEMORY, PAIR, PLACE, SCORES, SLOPE, STRATEGY, TESTS, number,
 };
 use super::rows::Report;
 
 /// Main table: every group and row, scored or not.
 pub fn results(report: &Report) -> String {
-    let mut out = Lines::new(names(PLACE).chain(names(STRATEGY)).chain(names(SCORES)));
+    let heads = names(PLACE).chain(names(STRATEGY)).chain(names(SCORES));
+    let mut out = Lines::new(heads.chain(names(TESTS)));
     for at in rows(report) {
         let place = values(PLACE, |text| text(&at));
         let strategy = values(STRATEGY, |text| text(&at));
         let scores = at.row.scores();
+        let tests = values(TESTS, |text| {
+            scores.map_or_else(String::new, |s| text(&s.quality.paired))
+        });
         let scores = values(SCORES, |text| scores.map_or_else(String::new, text));
-        out.push(place.chain(strategy).chain(scores));
+        out.push(place.chain(strategy).chain(scores).chain(tests));
     }
     out.0
 }
@@ -35,7 +39,11 @@ pub fn results_json(report: &Report) -> String {
                     SCORES
                         .iter()
                         .map(|(name, text)| (*name, scores.map_or_else(String::new, text))),
-                );
+                )
+                .chain(TESTS.iter().map(|(name, text)| {
+                    let paired = scores.map(|s| &s.quality.paired);
+                    (*name, paired.map_or_else(String::new, text))
+                }));
             let values = measured.map(|(name, text)| (name, json_value(text)));
             let bars = bars_of(&at).map(|bars| ("bars", bars));
             texts
@@ -72,6 +80,18 @@ fn json_value(text: String) -> serde_json::Value {
         _ if text == "true" || text == "false" => (text == "true").into(),
         _ => text.into(),
     }
+}
+
+/// Drift: quantiles over tokens and errors over items, a line per row.
+pub fn drift(report: &Report) -> String {
+    let mut out = Lines::new(names(PLACE).chain(names(DRIFT)));
+    for at in rows(report) {
+        if let Some(scores) = at.row.scores() {
+            let place = values(PLACE, |text| text(&at));
+            out.push(place.chain(values(DRIFT, |text| text(scores))));
+        }
+    }
+    out.0
 }
 
 /// Bytes by part, summed over the items of each row.
@@ -155,14 +175,16 @@ pub fn latency(report: &Report) -> String {
 /// All pairs of strategies.
 pub fn pairs(report: &Report) -> String {
     let heads = ["protocol", "data", "a", "b"].map(str::to_owned);
-    let mut out = Lines::new(heads.into_iter().chain(names(PAIR)));
+    let tests = names(PAIR).chain(names(TESTS));
+    let mut out = Lines::new(heads.into_iter().chain(tests));
     for group in &report.groups {
         for pair in &group.pairs {
             let place = [&group.protocol.name, &group.title, &pair.a, &pair.b].map(Clone::clone);
             out.push(
                 place
                     .into_iter()
-                    .chain(values(PAIR, |text| text(&pair.paired))),
+                    .chain(values(PAIR, |text| text(&pair.paired)))
+                    .chain(values(TESTS, |text| text(&pair.paired))),
             );
         }
     }

@@ -5,7 +5,7 @@
 
 use crate::cache::strategy::ExactFormat;
 use crate::eval::bars::Bound;
-use crate::eval::stats::{Estimate, Paired};
+use crate::eval::stats::{Estimate, Over, Paired};
 
 use super::accuracy::Accuracy;
 use super::bars::BarRow;
@@ -205,6 +205,44 @@ pub(super) static SCORES: &[Field<Scores>] = &[
     }),
 ];
 
+pub(super) static DRIFT: &[Field<Scores>] = &[
+    ("n_items", |s| s.n_items.to_string()),
+    ("n_tokens_scored", |s| s.n_scored.to_string()),
+    ("ppl", |s| number(s.quality.ppl())),
+    ("ppl_se", |s| {
+        optional(s.quality.nll.se.map(|se| se * s.quality.ppl()))
+    }),
+    ("ln_ppl_ratio", |s| number(s.quality.paired.delta().value)),
+    ("ln_ppl_ratio_se", |s| optional(s.quality.paired.delta().se)),
+    ("kld", |s| number(s.quality.kld.value)),
+    ("kld_se", |s| optional(s.quality.kld.se)),
+    ("kld_max", |s| number(s.drift.kld[0])),
+    ("kld_p999", |s| number(s.drift.kld[1])),
+    ("kld_p99", |s| number(s.drift.kld[2])),
+    ("kld_p95", |s| number(s.drift.kld[3])),
+    ("kld_p90", |s| number(s.drift.kld[4])),
+    ("kld_median", |s| number(s.drift.kld[5])),
+    ("kld_p10", |s| number(s.drift.kld[6])),
+    ("kld_min", |s| number(s.drift.kld[7])),
+    ("mean_delta_p", |s| number(s.quality.mean_delta_p.value)),
+    ("mean_delta_p_se", |s| optional(s.quality.mean_delta_p.se)),
+    ("rms_delta_p", |s| number(s.quality.rms_delta_p.value)),
+    ("rms_delta_p_se", |s| optional(s.quality.rms_delta_p.se)),
+    ("delta_p_max", |s| number(s.drift.delta_p[0])),
+    ("delta_p_p999", |s| number(s.drift.delta_p[1])),
+    ("delta_p_p99", |s| number(s.drift.delta_p[2])),
+    ("delta_p_p95", |s| number(s.drift.delta_p[3])),
+    ("delta_p_p90", |s| number(s.drift.delta_p[4])),
+    ("delta_p_median", |s| number(s.drift.delta_p[5])),
+    ("delta_p_p10", |s| number(s.drift.delta_p[6])),
+    ("delta_p_p5", |s| number(s.drift.delta_p[7])),
+    ("delta_p_p1", |s| number(s.drift.delta_p[8])),
+    ("delta_p_p01", |s| number(s.drift.delta_p[9])),
+    ("delta_p_min", |s| number(s.drift.delta_p[10])),
+    ("same_top", |s| number(s.quality.same_top.value)),
+    ("same_top_se", |s| optional(s.quality.same_top.se)),
+];
+
 pub(super) static MEMORY: &[Field<Memory>] = &[
     ("n_items", |m| m.n_items.to_string()),
     ("n_tokens", |m| m.n_tokens.to_string()),
@@ -334,6 +372,24 @@ pub(super) static PAIR: &[Field<Paired>] = &[
     }),
     ("p", |p| optional(p.comparison.p)),
     ("verdict", |p| p.judged.verdict.to_string()),
+];
+
+/// What else is told of a comparison.
+pub(super) static TESTS: &[Field<Paired>] = &[
+    ("p_holm", |p| optional(p.judged.p_holm)),
+    ("p_margin", |p| optional(p.comparison.p_margin)),
+    ("p_margin_holm", |p| optional(p.judged.p_margin_holm)),
+    ("margin", |p| number(p.comparison.margin)),
+    ("p_wilcoxon", |p| number(p.wilcoxon.p)),
+    ("n_items_needed", |p| {
+        p.judged
+            .n_needed
+            .map_or_else(String::new, |n| n.to_string())
+    }),
+    ("interval_over", |p| match p.delta().over {
+        Over::Items => "items".to_owned(),
+        Over::Blocks { length, .. } => format!("blocks of {length} tokens"),
+    }),
 ];
 
 pub(super) fn number(value: f64) -> String {

@@ -1,22 +1,31 @@
 //! Numbers as text: as many digits as the error allows.
 //!
-//! Invariant: a missing error is never printed as 0, and nothing is ever printed as NaN.
+//! Invariants: brackets hold a 95 % interval, ± stands before one standard error; a missing error is never printed as 0, and nothing is ever printed as NaN.
+
+use crate::eval::stats::Estimate;
 
 /// Digits after the point at most; smaller numbers are written with an exponent.
 const MAX_DECIMALS: usize = 4;
 
+/// Values below this take an exponent where digits run out, others up to [`MAX_FIXED`] digits after the point.
+const SMALL: f64 = 0.01;
+
+/// Digits after the point of a value near 1 that is known well.
+const MAX_FIXED: usize = 6;
+
 /// An error beyond this says no more than that nothing is known.
 const MAX_ERROR: f64 = 1e6;
 
-/// `value ± half`, both to the second digit of `half`; the value alone, to three digits, where there is no interval.
+/// `value ± error`, both to the second digit of the error; the value alone, to three digits, where there is none.
 pub fn plus_minus(value: f64, half: Option<f64>) -> String {
     match half {
         Some(half) if half > MAX_ERROR => format!("{} ± >1e6", significant(value, 3)),
         Some(half) if half > 0.0 => {
             let decimals = decimals(half, 2);
-            if decimals > MAX_DECIMALS {
+            if decimals > MAX_DECIMALS && value.abs() < SMALL {
                 return format!("{value:.1e} ± {half:.0e}");
             }
+            let decimals = decimals.min(MAX_FIXED);
             format!("{value:.decimals$} ± {half:.decimals$}")
         }
         Some(_) => format!("{} ± 0", significant(value, 3)),
@@ -28,6 +37,45 @@ pub fn plus_minus(value: f64, half: Option<f64>) -> String {
 pub fn signed_plus_minus(value: f64, half: Option<f64>) -> String {
     let text = plus_minus(value, half);
     if value > 0.0 {
+        format!("+{text}")
+    } else {
+        text
+    }
+}
+
+/// `value [low, high]` of a 95 % interval, all to the second digit of half its width; the value alone, to three digits, where
+/// there is none.
+pub fn estimate(estimate: &Estimate) -> String {
+    let value = estimate.value;
+    let Some((low, high)) = estimate.interval else {
+        return significant(value, 3);
+    };
+    let half = (high - low) / 2.0;
+    if half == 0.0 {
+        let text = significant(value, 3);
+        return format!("{text} [{text}, {text}]");
+    }
+    let decimals = if half.is_finite() {
+        decimals(half, 2)
+    } else {
+        0
+    };
+    let is_small = decimals > MAX_DECIMALS && value.abs() < SMALL;
+    let fixed = decimals.min(MAX_FIXED);
+    let text = |x: f64| match x {
+        x if x > MAX_ERROR => ">1e6".to_owned(),
+        x if x < -MAX_ERROR => "<-1e6".to_owned(),
+        x if is_small && x != 0.0 => format!("{x:.1e}"),
+        _ if is_small => "0".to_owned(),
+        x => format!("{x:.fixed$}"),
+    };
+    format!("{} [{}, {}]", text(value), text(low), text(high))
+}
+
+/// [`estimate`] with the value's sign always shown.
+pub fn signed_estimate(of: &Estimate) -> String {
+    let text = estimate(of);
+    if of.value > 0.0 {
         format!("+{text}")
     } else {
         text
@@ -86,6 +134,7 @@ fn decimals(value: f64, digits: i32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::stats::Over;
 
     #[test]
     fn the_error_sets_the_digits() {
@@ -93,11 +142,41 @@ mod tests {
         assert_eq!(plus_minus(0.01394, Some(0.00123)), "0.0139 ± 0.0012");
         assert_eq!(plus_minus(1234.5, Some(312.0)), "1234 ± 312");
         assert_eq!(plus_minus(1.234e-6, Some(3.1e-7)), "1.2e-6 ± 3e-7");
+        assert_eq!(plus_minus(1.000_019, Some(1.2e-5)), "1.000019 ± 0.000012");
         assert_eq!(plus_minus(0.0, Some(0.0)), "0 ± 0");
         assert_eq!(plus_minus(12.3, Some(f64::INFINITY)), "12.3 ± >1e6");
         assert_eq!(plus_minus(0.013941, None), "0.0139");
         assert_eq!(signed_plus_minus(0.5, Some(0.25)), "+0.50 ± 0.25");
         assert_eq!(signed_plus_minus(-0.5, None), "-0.500");
+    }
+
+    #[test]
+    fn brackets_hold_the_interval() {
+        let of = |value: f64, low: f64, high: f64| Estimate {
+            value,
+            n: 9,
+            se: None,
+            interval: Some((low, high)),
+            over: Over::Items,
+        };
+        assert_eq!(estimate(&of(10.6123, 8.4, 13.7)), "10.6 [8.4, 13.7]");
+        assert_eq!(
+            estimate(&of(0.01394, 0.0129, 0.0164)),
+            "0.0139 [0.0129, 0.0164]"
+        );
+        assert_eq!(estimate(&of(1.2e-6, 0.0, 3.4e-6)), "1.2e-6 [0, 3.4e-6]");
+        assert_eq!(
+            estimate(&of(0.1 + 1e-6, 0.1, 0.1 + 2e-6)),
+            "0.100001 [0.100000, 0.100002]"
+        );
+        assert_eq!(estimate(&of(0.0, 0.0, 0.0)), "0 [0, 0]");
+        assert_eq!(estimate(&of(12.3, -99.0, f64::INFINITY)), "12 [-99, >1e6]");
+        assert_eq!(signed_estimate(&of(0.5, 0.25, 0.75)), "+0.50 [0.25, 0.75]");
+        let none = Estimate {
+            interval: None,
+            ..of(-0.5, 0.0, 0.0)
+        };
+        assert_eq!(signed_estimate(&none), "-0.500");
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn caption(report: &Report, group: &Group) -> String {
     });
     let arithmetic = arithmetic(report).map_or_else(String::new, |line| format!(" {line}"));
     let plain = format!(
-        "{}, {}. {} (sha256 {}).{arithmetic} {} {}{reference} ± is half of a 95 % interval over the n items; ΔPPL is paired; KLD \
+        "{}, {}. {} (sha256 {}).{arithmetic} {} {}{reference} Brackets hold a 95 % interval over the n items; ΔPPL is paired, p corrected by Holm over the rows; KLD \
          is KL(full ‖ compressed) in nats. Sizes charge every stored byte. Seeds: {}. Bundle {}/{}.",
         header.experiment,
         group.title,

@@ -6,9 +6,10 @@ use std::collections::BTreeSet;
 
 use crate::eval::stats::Estimate;
 
-use super::columns::{COLUMNS, Text, TextRow, text};
-use super::conventions::{own, shared, short};
-use super::format::{grouped, mean_count, plus_minus, signed_plus_minus, significant};
+use super::columns::{COLUMNS, Text, TextRow, p_holm, text};
+use super::conventions::{own, shared, short, verdicts};
+use super::drift::noise_floor_or_hint;
+use super::format::{estimate, grouped, mean_count, signed_estimate, significant};
 use super::measures::Memory;
 use super::positions::{Bucket, MIN_SPAN, Positions};
 use super::rows::{Group, Report, Row};
@@ -21,6 +22,25 @@ pub fn results(report: &Report) -> String {
         }
         out.push('\n');
         out.push_str(&table(&text(group, COLUMNS, |column| column.head)));
+        push_floor(group, out);
+    })
+}
+
+/// The noise floor stands under a table of errors.
+fn push_floor(group: &Group, out: &mut String) {
+    if let Some(line) = noise_floor_or_hint(group) {
+        out.push_str(&format!("\n{line}\n"));
+    }
+}
+
+/// llama.cpp's columns.
+pub fn drift(report: &Report) -> String {
+    let intro = "The columns of llama.cpp's tables against the reference, a cache of f32 rows: Δp is the change of the \
+                 target's probability, quantiles are over all scored tokens. As there, ± is one standard error and not an \
+                 interval; here it is over items, whose tokens are alike, where llama.cpp takes tokens for independent.";
+    document(report, "drift", &[intro.to_owned()], |group, out| {
+        out.push_str(&table(&super::drift::text(group)));
+        push_floor(group, out);
     })
 }
 
@@ -73,8 +93,8 @@ pub fn positions(report: &Report) -> String {
     }
     let intro = format!(
         "Errors by the position of the query, counted from 0, over items that score more than {MIN_SPAN} tokens. per \
-         doubling: change of the KLD with each doubling of the position, least squares over the buckets of each item, then the mean over items; ± is half of a 95 % interval \
-         over the n items."
+         doubling: change of the KLD with each doubling of the position, least squares over the buckets of each item, then the mean over items; brackets hold \
+         a 95 % interval over the n items."
     );
     document(report, "errors by position", &[intro], |group, out| {
         let kld = |p: &Positions| p.kld_per_doubling;
@@ -82,6 +102,7 @@ pub fn positions(report: &Report) -> String {
         out.push_str("\nThe same of ΔNLL, nats per token, paired:\n\n");
         let delta_nll = |p: &Positions| p.delta_nll_per_doubling;
         out.push_str(&table(&positions_text(group, delta_nll, |b| b.delta_nll)));
+        push_floor(group, out);
     })
 }
 
@@ -106,7 +127,7 @@ fn positions_text(
         .chain(buckets.iter().map(range))
         .collect();
     let rows = found.iter().map(|(label, positions)| {
-        let signed = |e: Estimate| signed_plus_minus(e.value, e.half_width());
+        let signed = |e: Estimate| signed_estimate(&e);
         let slope = per_doubling(positions);
         let n = slope.map_or_else(String::new, |s| s.n.to_string());
         let slope = slope.map_or_else(String::new, signed);
@@ -126,7 +147,7 @@ fn positions_text(
 
 /// Times at each depth.
 pub fn latency(report: &Report) -> String {
-    let intro = "Wall times in one process; ± is half of a 95 % interval over items, or over steps where one item was \
+    let intro = "Wall times in one process; brackets hold a 95 % interval over items, or over steps where one item was \
                  timed. `tgN @ dD`: N decoded tokens with D in the cache.";
     document(report, "times", &[intro.to_owned()], |group, out| {
         out.push_str(&table(&latency_text(group)));
@@ -135,33 +156,33 @@ pub fn latency(report: &Report) -> String {
 
 /// All pairs of strategies.
 pub fn pairs(report: &Report) -> String {
-    let intro = "NLL of a minus NLL of b per token on the same tokens, as a change of perplexity; ± is half of a 95 % \
-                 interval; p of the paired t test, not corrected for the number of pairs.";
-    document(
-        report,
-        "pairs of strategies",
-        &[intro.to_owned()],
-        |group, out| {
-            let heads = ["a", "b", "ΔPPL %", "ΔNLL", "p", "n", "a is"];
-            let rows = group.pairs.iter().map(|pair| {
-                let delta = pair.paired.delta();
-                let change = pair.paired.ppl_change_percent();
-                vec![
-                    pair.a.clone(),
-                    pair.b.clone(),
-                    signed_plus_minus(change.value, change.half_width()),
-                    signed_plus_minus(delta.value, delta.half_width()),
-                    pair.paired
-                        .comparison
-                        .p
-                        .map_or_else(String::new, |p| significant(p, 2)),
-                    delta.n.to_string(),
-                    pair.paired.judged.verdict.to_string(),
-                ]
-            });
-            out.push_str(&table(&plain(&heads, rows)));
-        },
-    )
+    let intro = format!(
+        "NLL of a minus NLL of b per token on the same tokens, as a change of perplexity; brackets hold a 95 % interval. p is \
+         that of no difference, p (Holm) corrected over all pairs of the table, Wilcoxon that of signed ranks of the items' \
+         means. {}",
+        verdicts(),
+    );
+    document(report, "pairs of strategies", &[intro], |group, out| {
+        let heads = [
+            "a", "b", "ΔPPL %", "ΔNLL", "p", "p (Holm)", "Wilcoxon", "n", "a is",
+        ];
+        let rows = group.pairs.iter().map(|pair| {
+            let paired = &pair.paired;
+            let p = paired.comparison.p;
+            vec![
+                pair.a.clone(),
+                pair.b.clone(),
+                signed_estimate(&paired.ppl_change_percent()),
+                signed_estimate(paired.delta()),
+                p.map_or_else(String::new, |p| significant(p, 2)),
+                p_holm(&paired.judged),
+                significant(paired.wilcoxon.p, 2),
+                paired.delta().n.to_string(),
+                paired.judged.to_string(),
+            ]
+        });
+        out.push_str(&table(&plain(&heads, rows)));
+    })
 }
 
 /// Title, provenance, what all sections share, then a section per group.
@@ -339,7 +360,7 @@ fn latency_text(group: &Group) -> Text {
             vec![
                 row.label.clone(),
                 format!("tg{} @ d{}", l.n_steps, l.depth),
-                plus_minus(l.ms_per_token.value, l.ms_per_token.half_width()),
+                estimate(&l.ms_per_token),
                 significant(l.median_ms, 3),
                 significant(l.p95_ms, 3),
                 significant(l.cpu_ms_per_token, 3),

@@ -7,8 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bundle::header::GeometryHeader;
 use crate::cache::MemoryReport;
-use crate::eval::records::{ItemRecord, LatencyRecord, MemoryRecord};
+use crate::eval::records::{ItemRecord, LatencyRecord, MemoryRecord, PerToken};
 use crate::eval::stats::{Estimate, Pair, Paired, quantile};
+
+use super::pairs::differences;
 
 /// Likelihood and distribution against the reference, per token.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,8 +43,15 @@ impl Quality {
         let column =
             |f: &dyn Fn(&ItemRecord) -> f64| items.iter().map(|r| f(r)).collect::<Vec<_>>();
         let tokens = column(&|r| r.n_scored as f64);
-        let per_token = |f: &dyn Fn(&ItemRecord) -> f64| Estimate::ratio(&column(f), &tokens);
-        let nll = per_token(&|r| r.nll)?;
+        // One item has its tokens to tell a spread from, where the record has them one by one.
+        let per_token = |f: &dyn Fn(&ItemRecord) -> f64, each: fn(&PerToken) -> Vec<f64>| {
+            let estimate = Estimate::ratio(&column(f), &tokens)?;
+            Some(match items {
+                [only] => estimate.over_tokens(&each(&only.tokens)),
+                _ => estimate,
+            })
+        };
+        let nll = per_token(&|r| r.nll, |t| wide(&t.nll))?;
         let pairs: Vec<Pair> = items
             .iter()
             .map(|r| Pair {
@@ -63,13 +72,23 @@ impl Quality {
             bits_per_byte: column(&|r| r.nll).iter().sum::<f64>()
                 / std::f64::consts::LN_2
                 / n_bytes,
-            paired: Paired::compare(&pairs)?,
-            kld: per_token(&|r| r.kld_sum)?,
+            paired: match items {
+                [only] => {
+                    let tokens = &only.tokens;
+                    Paired::compare(&pairs)?
+                        .over_tokens(&differences(&tokens.nll, &tokens.nll_reference))
+                }
+                _ => Paired::compare(&pairs)?,
+            },
+            kld: per_token(&|r| r.kld_sum, |t| wide(&t.kld))?,
             kld_median: quantile(&kld, 0.5)?,
             kld_p99: quantile(&kld, 0.99)?,
-            same_top: per_token(&|r| r.top1_agree as f64)?,
-            mean_delta_p: per_token(&|r| r.delta_p_sum)?,
-            rms_delta_p: per_token(&|r| r.delta_p_sq_sum)?.sqrt(),
+            same_top: per_token(&|r| r.top1_agree as f64, |_| Vec::new())?.within(0.0, 1.0),
+            mean_delta_p: per_token(&|r| r.delta_p_sum, |t| wide(&t.delta_p))?,
+            rms_delta_p: per_token(&|r| r.delta_p_sq_sum, |t| {
+                t.delta_p.iter().map(|&d| f64::from(d).powi(2)).collect()
+            })?
+            .sqrt(),
             context_benefit_kept: context_benefit_kept(items),
         })
     }
@@ -78,6 +97,10 @@ impl Quality {
     pub fn ppl(&self) -> f64 {
         self.nll.value.exp()
     }
+}
+
+fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&x| f64::from(x)).collect()
 }
 
 fn context_benefit_kept(items: &[&ItemRecord]) -> Option<Estimate> {

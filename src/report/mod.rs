@@ -9,6 +9,7 @@ pub mod bench;
 pub mod columns;
 pub mod conventions;
 pub mod csv;
+pub mod drift;
 mod fields;
 pub mod format;
 mod growth;
@@ -18,6 +19,7 @@ pub mod latex;
 pub mod lm_eval;
 pub mod markdown;
 pub mod measures;
+pub mod pairs;
 pub mod positions;
 pub mod rows;
 pub mod terminal;
@@ -36,6 +38,8 @@ pub static FILES: &[Writer] = &[
     ("table.md", markdown::results),
     ("table.csv", csv::results),
     ("table.tex", latex::results),
+    ("drift.md", markdown::drift),
+    ("drift.csv", csv::drift),
     ("bars.md", markdown::bars),
     ("bars.csv", csv::bars),
     ("memory.md", markdown::memory),

@@ -9,11 +9,13 @@ use crate::bundle::Contents;
 use crate::bundle::header::{CellHeader, DataHeader, ProtocolHeader, ProtocolKind, RunHeader};
 use crate::cache::strategy::Strategy;
 use crate::eval::records::{CellStatus, ItemRecord};
-use crate::eval::stats::{Pair, Paired};
+use crate::eval::stats::{Comparison, Judged};
 
 use super::accuracy::Accuracy;
 use super::bars::{self, BarRow};
+use super::drift::Drift;
 use super::measures::{Latency, Memory, Quality};
+use super::pairs::{self, PairRow};
 use super::positions::Positions;
 use super::texts::Texts;
 
@@ -115,6 +117,8 @@ pub struct Scores {
     pub accuracy: Option<Accuracy>,
     /// Texts, where they were generated.
     pub texts: Option<Texts>,
+    /// Quantiles over tokens.
+    pub drift: Drift,
     /// Bytes.
     pub memory: Option<Memory>,
     /// Bytes along what is scored, one entry per length, ascending; empty unless the experiment asks for it.
@@ -132,6 +136,20 @@ impl Group {
             self.protocol.kind,
             ProtocolKind::Tasks { .. } | ProtocolKind::Generate { .. }
         )
+    }
+}
+
+impl Scores {
+    /// Against the reference: in right answers, where questions were asked, else in likelihood.
+    pub fn comparison(&self) -> &Comparison {
+        let answers = self.accuracy.as_ref().map(|a| &a.comparison);
+        answers.unwrap_or(&self.quality.paired.comparison)
+    }
+
+    /// The words: of the answers, where questions were asked, else of the likelihood.
+    pub fn judged(&self) -> &Judged {
+        let answers = self.accuracy.as_ref().map(|a| &a.judged);
+        answers.unwrap_or(&self.quality.paired.judged)
     }
 }
 
@@ -155,19 +173,8 @@ impl Row {
     }
 }
 
-/// Two rows on the items that both have.
-#[derive(Debug, Clone)]
-pub struct PairRow {
-    /// Label of the first.
-    pub a: String,
-    /// Label of the second.
-    pub b: String,
-    /// NLL(a) − NLL(b).
-    pub paired: Paired,
-}
-
 /// A record and the place of its data in the header.
-type Located<'a> = (usize, &'a ItemRecord);
+pub(super) type Located<'a> = (usize, &'a ItemRecord);
 
 impl Report {
     /// Computes all groups of a bundle.
@@ -332,10 +339,11 @@ impl<'a> Source<'a> {
                 None => keyed.push((key, vec![cell])),
             }
         }
-        let with_items: Vec<(Row, Vec<Located<'_>>)> = keyed
+        let mut with_items: Vec<(Row, Vec<Located<'_>>)> = keyed
             .iter()
             .map(|(_, cells)| self.row(cells, (&protocol.kind, selection.domain)))
             .collect();
+        pairs::judge(&mut with_items);
         let most = with_items
             .iter()
             .map(|(_, items)| items)
@@ -366,7 +374,7 @@ impl<'a> Source<'a> {
                 .sum(),
             n_docs: docs.len(),
             baseline: most.and_then(|items| Baseline::new(items)),
-            pairs: pairs(&with_items),
+            pairs: pairs::pairs(&with_items),
             rows: with_items.into_iter().map(|(row, _)| row).collect(),
         }
     }
@@ -422,7 +430,7 @@ impl<'a> Source<'a> {
             }
         }
         let records: Vec<&ItemRecord> = items.iter().map(|(_, item)| *item).collect();
-        let Some(quality) = Quality::new(&records) else {
+        let Some((quality, drift)) = Quality::new(&records).zip(Drift::new(&records)) else {
             return Outcome::Pending;
         };
         Outcome::Scored(Box::new(Scores {
@@ -432,6 +440,7 @@ impl<'a> Source<'a> {
             quality,
             accuracy: Accuracy::new(&records),
             texts: Texts::new(&records),
+            drift,
             memory: Memory::new(&records, &self.contents.header.geometry),
             memory_track: Memory::track(&records, &self.contents.header.geometry),
             positions: Positions::new(&records, kind),
@@ -454,37 +463,4 @@ impl Baseline {
             floor_ppl: floor.map(|nll| (nll / n_scored as f64).exp()),
         })
     }
-}
-
-/// Compares every two scored rows on their common items.
-fn pairs(rows: &[(Row, Vec<Located<'_>>)]) -> Vec<PairRow> {
-    let mut out = Vec::new();
-    for (i, (a, items_a)) in rows.iter().enumerate() {
-        for (b, items_b) in &rows[i + 1..] {
-            let known: BTreeMap<(usize, usize), &ItemRecord> = items_b
-                .iter()
-                .map(|&(data, item)| ((data, item.item), item))
-                .collect();
-            let common: Vec<Pair> = items_a
-                .iter()
-                .filter_map(|&(data, one)| {
-                    let two = known.get(&(data, one.item))?;
-                    Some(Pair {
-                        a: one.nll,
-                        b: two.nll,
-                        n_scored: one.n_scored,
-                        identical: one.nll == two.nll && one.tokens.nll == two.tokens.nll,
-                    })
-                })
-                .collect();
-            if let Some(paired) = Paired::compare(&common) {
-                out.push(PairRow {
-                    a: a.label.clone(),
-                    b: b.label.clone(),
-                    paired,
-                });
-            }
-        }
-    }
-    out
 }

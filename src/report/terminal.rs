@@ -7,6 +7,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, TableStyle};
 use super::bars::cells;
 use super::columns::{COLUMNS, Column, Text, TextRow, text};
 use super::conventions::{data, protocol};
+use super::drift::noise_floor;
 use super::rows::Report;
 
 /// Between two columns.
@@ -38,12 +39,15 @@ pub fn results(report: &Report, width: usize) -> String {
         out.push_str(&wrapped(&data(group), width));
         if let Some(baseline) = group.baseline.as_ref().filter(|_| !group.is_asked()) {
             let line = format!(
-                "Reference (f32 rows) PPL {:.4}; ± is half of a 95 % interval, paired where a difference.",
+                "Reference (f32 rows) PPL {:.4}; brackets hold a 95 % interval, paired where a difference.",
                 baseline.reference_ppl
             );
             out.push_str(&wrapped(&line, width));
         }
         out.push_str(&table(text(group, &columns, |column| column.head), width));
+        if let Some(line) = noise_floor(group) {
+            out.push_str(&wrapped(&line, width));
+        }
     }
     out + &bars(report, width)
 }

@@ -11,6 +11,8 @@ use crate::eval::records::{CellRecord, ItemRecord};
 use crate::eval::stats::Verdict;
 use rows::{Group, Row};
 
+mod drift;
+
 fn open(dir: &Path) -> Bundle {
     let start = Start {
         results_dir: dir,
@@ -80,9 +82,11 @@ fn table_tex() {
 fn side_tables() {
     let report = finished();
     let writers = [
+        markdown::drift,
         markdown::memory,
         markdown::latency,
         markdown::pairs,
+        csv::drift,
         csv::memory,
         csv::memory_track,
         csv::latency,

@@ -189,6 +189,16 @@ impl Estimate {
         self.through(root, slope)
     }
 
+    /// The interval cut off at what the true value can be.
+    pub fn within(&self, least: f64, greatest: f64) -> Self {
+        Self {
+            interval: self
+                .interval
+                .map(|(low, high)| (low.clamp(least, greatest), high.clamp(least, greatest))),
+            ..*self
+        }
+    }
+
     /// Through a monotone function with this slope, a magnitude, at the value.
     fn through(&self, function: impl Fn(f64) -> f64, slope: f64) -> Self {
         Self {

@@ -120,19 +120,32 @@ impl Comparison {
         }
     }
 
-    /// Of right and wrong answers to the same items: the difference of the accuracies with an interval over items, and
-    /// McNemar's exact p. `None` without items or for lists of different lengths.
+    /// Of right and wrong answers to the same items: the difference of the accuracies with Bonett and Price's interval,
+    /// and McNemar's exact p. `None` without items or for lists of different lengths.
+    ///
+    /// The interval (J. Educational and Behavioral Statistics 37, 2012) adds an item to each kind of disagreement: a few
+    /// answers in which the two agree don't show that they always do.
     pub fn of_answers(a: &[bool], b: &[bool], margin: f64) -> Option<Self> {
         let test = McNemar::exact(a, b)?;
-        let one = |holds: bool| f64::from(u8::from(holds));
-        let differences: Vec<f64> = a.iter().zip(b).map(|(&a, &b)| one(a) - one(b)).collect();
-        let delta = Estimate::mean(&differences)?;
-        if a == b {
-            return Some(Self::identical(delta, margin));
-        }
+        let n = test.n as f64;
+        let value = (test.only_a as f64 - test.only_b as f64) / n;
+        let spread = |p: f64, q: f64, n: f64| ((p + q - (p - q).powi(2)) / n).sqrt();
+        let (p, q) = (
+            (test.only_a as f64 + 1.0) / (n + 2.0),
+            (test.only_b as f64 + 1.0) / (n + 2.0),
+        );
+        let half = normal().inverse_cdf(0.5 + COVERAGE / 2.0) * spread(p, q, n + 2.0);
+        let is_one = test.n == 1;
+        let delta = Estimate {
+            value,
+            n: test.n,
+            se: (!is_one).then(|| spread(test.only_a as f64 / n, test.only_b as f64 / n, n - 1.0)),
+            interval: (!is_one).then_some((p - q - half, p - q + half)),
+            over: Over::Items,
+        };
         Some(Self {
-            p: delta.interval.map(|_| test.p),
-            ..Self::new(delta, margin)
+            p: (!is_one).then_some(test.p),
+            ..Self::new(delta.within(-1.0, 1.0), margin)
         })
     }
 }
@@ -355,8 +368,22 @@ mod tests {
         assert!((found.p.unwrap() - 0.002_221_6).abs() < 1e-6, "{found:?}");
         let word = judge(&[found], Sense::HigherIsBetter)[0].verdict;
         assert_eq!(word, Verdict::Better);
-        let same = Comparison::of_answers(&a, &a, ACCURACY_MARGIN).unwrap();
-        assert_eq!((same.p, same.is_identical), (Some(1.0), true));
+        // p = 31/402, q = 11/402: 20/402 ± 1.959964 · √((42/402 − (20/402)²)/402).
+        let (low, high) = found.delta.interval.unwrap();
+        assert!((low - 0.018_530_7).abs() < 1e-6 && (high - 0.080_971_8).abs() < 1e-6);
+        // Agreement on 400 items is within a point, on 20 it may be chance.
+        for (n, word) in [
+            (400, Verdict::Equivalent),
+            (20, Verdict::NotDistinguishable),
+        ] {
+            let same = Comparison::of_answers(&a[..n], &a[..n], ACCURACY_MARGIN).unwrap();
+            assert_eq!((same.delta.value, same.p), (0.0, Some(1.0)));
+            assert_eq!(
+                judge(&[same], Sense::HigherIsBetter)[0].verdict,
+                word,
+                "{n}"
+            );
+        }
         assert_eq!(Comparison::of_answers(&a, &b[1..], 0.01), None);
     }
 }

@@ -87,6 +87,10 @@ fn a_fraction_has_wilsons_interval() {
     close(found.se.unwrap(), (0.21f64 / 9.0).sqrt(), 1e-15);
     close(low, 0.396_778_147, 1e-8);
     close(high, 0.892_208_732, 1e-8);
+    let wide = Estimate::mean(&[1.0, 0.2, 0.9]).unwrap();
+    let cut = wide.within(0.0, 1.0).interval.unwrap();
+    assert!(wide.interval.unwrap().0 < 0.0 && wide.interval.unwrap().1 > 1.0);
+    assert_eq!(cut, (0.0, 1.0));
     let all = Estimate::fraction(&[true; 20]).unwrap();
     close(all.interval.unwrap().1, 1.0, 1e-12);
     assert!(all.interval.unwrap().0 < 0.9);
