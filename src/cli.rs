@@ -111,7 +111,7 @@ pub struct RunArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  kvlab report results/quickstart/7f7fef64
+  kvlab report results/quickstart/e57f6e25
   kvlab report results/tasks/1c0ffee1 --lm-eval out/MODEL/results_DATE.json
   kvlab report --lm-eval results_A.json --lm-eval results_B.json
 Exit code 1 when the run misses a bar of its experiment, 3 when some of its cells failed.")]
