@@ -7,7 +7,7 @@ use super::bars::BarRow;
 use super::fields::{
     At, BAR, BUCKET, DRIFT, LATENCY, MEMORY, PAIR, PLACE, SCORES, SLOPE, STRATEGY, TESTS, number,
 };
-use super::rows::Report;
+use super::rows::{Report, Scores};
 
 /// Main table: every group and row, scored or not.
 pub fn results(report: &Report) -> String {
@@ -18,7 +18,7 @@ pub fn results(report: &Report) -> String {
         let strategy = values(STRATEGY, |text| text(&at));
         let scores = at.row.scores();
         let tests = values(TESTS, |text| {
-            scores.map_or_else(String::new, |s| text(&s.quality.paired))
+            scores.map_or_else(String::new, |s| text(&(*s.comparison(), *s.judged())))
         });
         let scores = values(SCORES, |text| scores.map_or_else(String::new, text));
         out.push(place.chain(strategy).chain(scores).chain(tests));
@@ -41,8 +41,8 @@ pub fn results_json(report: &Report) -> String {
                         .map(|(name, text)| (*name, scores.map_or_else(String::new, text))),
                 )
                 .chain(TESTS.iter().map(|(name, text)| {
-                    let paired = scores.map(|s| &s.quality.paired);
-                    (*name, paired.map_or_else(String::new, text))
+                    let of = |s: &Scores| text(&(*s.comparison(), *s.judged()));
+                    (*name, scores.map_or_else(String::new, of))
                 }));
             let values = measured.map(|(name, text)| (name, json_value(text)));
             let bars = bars_of(&at).map(|bars| ("bars", bars));
@@ -184,7 +184,9 @@ pub fn pairs(report: &Report) -> String {
                 place
                     .into_iter()
                     .chain(values(PAIR, |text| text(&pair.paired)))
-                    .chain(values(TESTS, |text| text(&pair.paired))),
+                    .chain(values(TESTS, |text| {
+                        text(&(pair.paired.comparison, pair.paired.judged))
+                    })),
             );
         }
     }

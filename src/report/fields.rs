@@ -5,7 +5,7 @@
 
 use crate::cache::strategy::ExactFormat;
 use crate::eval::bars::Bound;
-use crate::eval::stats::{Estimate, Over, Paired};
+use crate::eval::stats::{Comparison, Estimate, Judged, Over, Paired};
 
 use super::accuracy::Accuracy;
 use super::bars::BarRow;
@@ -89,8 +89,9 @@ pub(super) static SCORES: &[Field<Scores>] = &[
     ("delta_ppl_percent_high", |s| {
         high(&s.quality.paired.ppl_change_percent())
     }),
-    ("p", |s| optional(s.quality.paired.comparison.p)),
-    ("verdict", |s| s.quality.paired.judged.verdict.to_string()),
+    ("p", |s| optional(s.comparison().p)),
+    ("p_wilcoxon", |s| number(s.quality.paired.wilcoxon.p)),
+    ("verdict", |s| s.judged().verdict.to_string()),
     ("kld", |s| number(s.quality.kld.value)),
     ("kld_low", |s| low(&s.quality.kld)),
     ("kld_high", |s| high(&s.quality.kld)),
@@ -371,22 +372,20 @@ pub(super) static PAIR: &[Field<Paired>] = &[
         number(p.ppl_change_percent().value)
     }),
     ("p", |p| optional(p.comparison.p)),
+    ("p_wilcoxon", |p| number(p.wilcoxon.p)),
     ("verdict", |p| p.judged.verdict.to_string()),
 ];
 
 /// What else is told of a comparison.
-pub(super) static TESTS: &[Field<Paired>] = &[
-    ("p_holm", |p| optional(p.judged.p_holm)),
-    ("p_margin", |p| optional(p.comparison.p_margin)),
-    ("p_margin_holm", |p| optional(p.judged.p_margin_holm)),
-    ("margin", |p| number(p.comparison.margin)),
-    ("p_wilcoxon", |p| number(p.wilcoxon.p)),
-    ("n_items_needed", |p| {
-        p.judged
-            .n_needed
-            .map_or_else(String::new, |n| n.to_string())
+pub(super) static TESTS: &[Field<(Comparison, Judged)>] = &[
+    ("p_holm", |(_, j)| optional(j.p_holm)),
+    ("p_margin", |(c, _)| optional(c.p_margin)),
+    ("p_margin_holm", |(_, j)| optional(j.p_margin_holm)),
+    ("margin", |(c, _)| number(c.margin)),
+    ("n_items_needed", |(_, j)| {
+        j.n_needed.map_or_else(String::new, |n| n.to_string())
     }),
-    ("interval_over", |p| match p.delta().over {
+    ("interval_over", |(c, _)| match c.delta.over {
         Over::Items => "items".to_owned(),
         Over::Blocks { length, .. } => format!("blocks of {length} tokens"),
     }),
