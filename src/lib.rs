@@ -28,6 +28,7 @@
 //!     clock: &SystemClock::new(),
 //!     latency_steps: 0,
 //!     memory_every: 0,
+//!     layer_queries: 0,
 //! };
 //! let ids: Vec<u32> = (0..200).map(|i| i * i % 251).collect();
 //! let (q8_0, q4_0) = (Strategy::bare("q8_0"), Strategy::bare("q4_0"));

@@ -540,6 +540,7 @@ fn a_cell_is_what_can_change_its_numbers() {
         "strategy.0.encode=q4_0",
         "protocol.latency.steps=2",
         "protocol.memory_every=16",
+        "protocol.layers=true",
         "arithmetic=int8",
         "data.sets=quickstart-code",
     ] {

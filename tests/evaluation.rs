@@ -60,6 +60,7 @@ impl Tiny {
             clock: &self.clock,
             latency_steps: 0,
             memory_every: 0,
+            layer_queries: 0,
         }
     }
 

@@ -183,6 +183,7 @@ fn record(d: usize, s: usize, item: usize) -> ItemRecord {
         } else {
             Vec::new()
         },
+        layers: Vec::new(),
         latency: Some(LatencyRecord {
             depth: 16,
             step_ms: vec![2.0 + s as f64, 2.5 + s as f64, 3.0 + item as f64],

@@ -19,6 +19,7 @@ mod commit;
 pub mod encode;
 mod formats;
 mod head_view;
+pub mod inspect;
 mod memory;
 pub mod pack;
 mod paged;

@@ -80,7 +80,7 @@ impl StagedCache {
         })
     }
 
-    fn sequence(&self, seq: SeqId) -> Result<&SequenceState, CacheError> {
+    pub(super) fn sequence(&self, seq: SeqId) -> Result<&SequenceState, CacheError> {
         self.sequences
             .get(&seq)
             .ok_or(CacheError::UnknownSequence(seq.0))
@@ -173,7 +173,7 @@ impl StagedCache {
         Ok(())
     }
 
-    fn reader(&self) -> Reader<'_> {
+    pub(super) fn reader(&self) -> Reader<'_> {
         Reader {
             store: self.store.as_ref(),
             tier: self.tier.as_ref(),

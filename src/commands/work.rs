@@ -107,6 +107,11 @@ impl<'a> Group<'a> {
             // Times and sizes along the text are taken on its first item; more would cost more than they tell.
             latency_steps: if index == 0 { s.plan.latency_steps } else { 0 },
             memory_every: if index == 0 { s.plan.memory_every } else { 0 },
+            layer_queries: if index == 0 {
+                s.plan.layer_queries()
+            } else {
+                0
+            },
         };
         let generate = self.items().generate.as_ref();
         let judge = generate.map(|g| Judge::new(g, &s.tokenizer)).transpose()?;
@@ -263,6 +268,7 @@ impl<'a> Group<'a> {
             tokens,
             memory: outcome.memory,
             memory_track: outcome.memory_track,
+            layers: outcome.layers,
             latency: outcome.latency,
             answers: Vec::new(),
             text: outcome.written.map(|w| TextRecord {

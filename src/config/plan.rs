@@ -17,6 +17,7 @@ use crate::cache::strategy::{StageSpec, Strategy};
 use crate::cache::{Geometry, Materials, least_budget};
 use crate::data::{DataRef, sha256_hex};
 use crate::eval::bars::Bar;
+use crate::eval::layers;
 use crate::model::ops::Arithmetic;
 
 /// Raised whenever a change of the program moves numbers, so that cells of before and after have different ids.
@@ -66,6 +67,9 @@ pub struct Plan {
     /// Tokens between two records of memory along the first document of each text; 0: none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub memory_every: usize,
+    /// Whether the first document of each text is held against the exact context, layer by layer.
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub layers: bool,
     /// The calibration text; present when a stage learns from one.
     pub calibration: Option<CalibrationPlan>,
     /// Threads; `None`: all. Changes no number.
@@ -140,6 +144,11 @@ impl Plan {
         groups
     }
 
+    /// Queries with which the first document is compared layer by layer; 0: it is not.
+    pub fn layer_queries(&self) -> usize {
+        if self.layers { layers::QUERIES } else { 0 }
+    }
+
     fn identity(&self, model: &str, data: usize, protocol: usize, strategy: usize) -> Value {
         let text = &self.data[data];
         let strategy = &self.strategies[strategy];
@@ -164,6 +173,9 @@ impl Plan {
         });
         if self.memory_every > 0 {
             identity["memory_every"] = json!(self.memory_every);
+        }
+        if self.layers {
+            identity["layers"] = json!(layers::QUERIES);
         }
         if !self.arithmetic.is_f32() {
             identity["arithmetic"] = json!(self.arithmetic);
@@ -336,6 +348,11 @@ impl Plan {
 /// Settings that are off are left out of a plan's JSON, so that a new one leaves the ids of older plans alone.
 fn is_zero(n: &usize) -> bool {
     *n == 0
+}
+
+/// The same of a switch.
+fn is_off(on: &bool) -> bool {
+    !on
 }
 
 /// Every stage of a strategy with its kind and side; stages without sides come as K.

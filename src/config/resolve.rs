@@ -40,6 +40,7 @@ struct Running {
     chunk: usize,
     latency_steps: usize,
     memory_every: usize,
+    layers: bool,
 }
 
 /// What holds when nothing is said.
@@ -47,6 +48,7 @@ const RUNNING: Running = Running {
     chunk: 512,
     latency_steps: 16,
     memory_every: 0,
+    layers: false,
 };
 
 /// The plan that a tree describes; `default_name` serves when it has no `name`.
@@ -102,6 +104,7 @@ pub fn resolve(tree: &Table, default_name: &str, diagnostics: &mut Diagnostics) 
         seed: seed.unsigned_abs(),
         latency_steps: running.latency_steps,
         memory_every: running.memory_every,
+        layers: running.layers,
         calibration,
         threads,
         arithmetic: arithmetic.unwrap_or_default(),
@@ -217,6 +220,7 @@ fn protocol(top: &mut Reader<'_, '_>, data: &Data) -> (Vec<Protocol>, Running) {
     running.chunk = reader.count("chunk", 1..=65_536).unwrap_or(512);
     running.latency_steps = latency(&mut reader);
     running.memory_every = reader.count("memory_every", 0..=MAX_TOKENS).unwrap_or(0);
+    running.layers = reader.flag("layers").unwrap_or(false);
     if reader.get("kind").is_none() {
         reader.missing(
             "kind",

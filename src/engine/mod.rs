@@ -11,6 +11,7 @@ pub mod linear_watch;
 pub(crate) mod plain_cache;
 pub mod sampler;
 pub mod scoring_watch;
+pub mod probe;
 pub mod stopwatch;
 pub mod tape;
 
@@ -20,6 +21,7 @@ use crate::model::transformer::{Hidden, LanguageModel, StepError};
 pub use calibrate::Calibrator;
 pub use linear_watch::{LinearWatch, Tally};
 pub use scoring_watch::ScoringWatch;
+pub use probe::Probe;
 pub use stopwatch::{Spent, Stopwatch};
 pub use tape::{ContextTape, Recording, TapeError};
 

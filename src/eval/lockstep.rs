@@ -14,6 +14,7 @@ use super::answers::Generated;
 use super::drift::{Reference, TokenScore};
 use super::generate::Written;
 use super::latency::{self, Decode};
+use super::layers::LayerRecord;
 use super::reading::Reading;
 use super::records::{LatencyRecord, MemoryRecord};
 use crate::cache::pages::HostStore;
@@ -58,6 +59,8 @@ pub struct Lockstep<'a> {
     pub latency_steps: usize,
     /// Tokens between two records of memory along what is scored; 0: none. Steps end there, which changes no score.
     pub memory_every: usize,
+    /// Queries with which a compressed context is held against the exact one, layer by layer; 0: none.
+    pub layer_queries: usize,
 }
 
 /// What one strategy gave on one item.
@@ -69,6 +72,8 @@ pub struct Outcome {
     pub memory: Vec<MemoryRecord>,
     /// The live cache along what is scored: see [`super::records::ItemRecord::memory_track`].
     pub memory_track: Vec<MemoryRecord>,
+    /// The compressed context beside the exact one, by layer, where asked for.
+    pub layers: Vec<LayerRecord>,
     /// Times, where asked for.
     pub latency: Option<LatencyRecord>,
     /// Σ −ln p with the context dropped, where asked for.
@@ -107,6 +112,7 @@ pub(super) struct Runner {
     tokens: Vec<TokenScore>,
     memory: Vec<MemoryRecord>,
     memory_track: Vec<MemoryRecord>,
+    pub(super) layers: Vec<LayerRecord>,
     compress_ms: f64,
 }
 
@@ -203,6 +209,7 @@ impl<'a> Lockstep<'a> {
         let prefill_ms = self.clock.read().since(start).wall_ms();
         let n = entrants.len();
         each(&mut runners, |runner| self.compress(runner, &tape));
+        self.compare_layers(&mut reference, &mut runners[..n], &tape, &ids[context..])?;
         drop(tape);
         let timed = &ids[context..][..self.latency_steps.min(ids.len() - context)];
         let latencies = self.time(&mut runners[..n], timed, prefill_ms);
@@ -241,6 +248,7 @@ impl<'a> Lockstep<'a> {
             tokens: Vec::new(),
             memory: Vec::new(),
             memory_track: Vec::new(),
+            layers: Vec::new(),
             compress_ms: 0.0,
         }
     }
@@ -428,6 +436,7 @@ impl<'a> Lockstep<'a> {
                     tokens: r.tokens,
                     memory: r.memory,
                     memory_track: r.memory_track,
+                    layers: r.layers,
                     latency,
                     nll_floor,
                     chunk: r.chunk,

@@ -10,6 +10,7 @@ pub mod drift;
 pub mod generate;
 pub mod kld;
 pub mod latency;
+pub mod layers;
 pub mod lockstep;
 pub mod reading;
 pub mod records;

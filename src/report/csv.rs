@@ -193,18 +193,18 @@ pub fn pairs(report: &Report) -> String {
     out.0
 }
 
-fn rows(report: &Report) -> impl Iterator<Item = At<'_>> {
+pub(super) fn rows(report: &Report) -> impl Iterator<Item = At<'_>> {
     report
         .groups
         .iter()
         .flat_map(move |group| group.rows.iter().map(move |row| At { report, group, row }))
 }
 
-fn names<F>(fields: &[(&'static str, F)]) -> impl Iterator<Item = String> {
+pub(super) fn names<F>(fields: &[(&'static str, F)]) -> impl Iterator<Item = String> {
     fields.iter().map(|(name, _)| (*name).to_owned())
 }
 
-fn values<F>(
+pub(super) fn values<F>(
     fields: &[(&'static str, F)],
     apply: impl Fn(&F) -> String,
 ) -> impl Iterator<Item = String> {

@@ -186,7 +186,7 @@ pub fn pairs(report: &Report) -> String {
 }
 
 /// Title, provenance, what all sections share, then a section per group.
-fn document(
+pub(super) fn document(
     report: &Report,
     what: &str,
     intro: &[String],

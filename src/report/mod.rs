@@ -17,6 +17,7 @@ mod latency;
 pub mod kld;
 pub mod latex;
 pub mod lm_eval;
+pub mod layers;
 pub mod markdown;
 pub mod measures;
 pub mod pairs;
@@ -47,6 +48,8 @@ pub static FILES: &[Writer] = &[
     ("memory_track.csv", csv::memory_track),
     ("positions.md", markdown::positions),
     ("positions.csv", csv::positions),
+    ("layers.md", layers::markdown),
+    ("layers.csv", layers::csv),
     ("latency.md", markdown::latency),
     ("latency.csv", csv::latency),
     ("pairs.md", markdown::pairs),

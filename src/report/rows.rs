@@ -14,6 +14,7 @@ use crate::eval::stats::{Comparison, Judged};
 use super::accuracy::Accuracy;
 use super::bars::{self, BarRow};
 use super::drift::Drift;
+use super::layers::Layers;
 use super::measures::{Latency, Memory, Quality};
 use super::pairs::{self, PairRow};
 use super::positions::Positions;
@@ -125,6 +126,8 @@ pub struct Scores {
     pub memory_track: Vec<Memory>,
     /// Errors by position; `None` unless items score long spans.
     pub positions: Option<Positions>,
+    /// The compressed context beside the exact one, where the experiment asks for it.
+    pub layers: Layers,
     /// Times, one entry per depth, ascending.
     pub latency: Vec<Latency>,
 }
@@ -444,6 +447,7 @@ impl<'a> Source<'a> {
             memory: Memory::new(&records, &self.contents.header.geometry),
             memory_track: Memory::track(&records, &self.contents.header.geometry),
             positions: Positions::new(&records, kind),
+            layers: Layers::new(&records),
             latency: Latency::by_depth(&records),
         }))
     }

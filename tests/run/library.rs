@@ -123,6 +123,7 @@ fn a_cell_leaves_nothing_behind_for_the_next_one() {
         clock: &clock,
         latency_steps: 0,
         memory_every: 0,
+        layer_queries: 0,
     };
     let a = Strategy::bare("nvfp4");
     let b = Strategy {
