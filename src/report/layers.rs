@@ -174,14 +174,17 @@ fn text(layers: &Layers) -> Text {
     let heads: Vec<&str> = std::iter::once("layer")
         .chain(COLUMNS.iter().map(|(name, ..)| *name))
         .collect();
-    let rows = (0..layers.layers.len()).map(|layer| {
-        let here: Vec<Head<'_>> = layers.heads().filter(|h| h.layer == layer).collect();
+    let line = |name: String, of: &dyn Fn(&Head<'_>) -> bool| {
+        let here: Vec<Head<'_>> = layers.heads().filter(of).collect();
         let mean = |measure: &Measure| here.iter().map(measure).sum::<f64>() / here.len() as f64;
         let cells = COLUMNS
             .iter()
             .map(|(_, measure, unit)| significant(unit * mean(measure), 3));
-        std::iter::once(layer.to_string()).chain(cells).collect()
-    });
+        std::iter::once(name).chain(cells).collect()
+    };
+    let rows = (0..layers.layers.len())
+        .map(|layer| line(layer.to_string(), &|h| h.layer == layer))
+        .chain([line("all".to_owned(), &|_| true)]);
     plain(&heads, rows)
 }
 
