@@ -18,6 +18,8 @@ pub struct Item {
     pub doc: String,
     /// Tokens, BOS included where the plan asks for it; of a task: the context.
     pub ids: Vec<u32>,
+    /// Where what is asked stands in a context that is made, 0 … 1.
+    pub depth: Option<f64>,
     /// What is asked; empty for texts.
     pub questions: Vec<Question>,
 }
@@ -158,6 +160,7 @@ fn questions(
         let asked = example.questions.into_iter().zip(tokens.branches);
         out.items.push(Item {
             doc: example.doc,
+            depth: example.depth,
             ids: tokens.context,
             questions: asked
                 .map(|(question, branches)| Question {
@@ -224,6 +227,7 @@ fn passages(
         .map(|(doc, body)| Item {
             doc,
             ids: prefix.iter().copied().chain(body).collect(),
+            depth: None,
             questions: Vec::new(),
         })
         .collect();

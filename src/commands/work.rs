@@ -4,7 +4,7 @@
 //! Invariants: an item's records are appended together; a strategy that breaks fails its cell alone, and a second run
 //! tries it again; a second run does only what the journal lacks, and ends with the same records.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use indicatif::ProgressBar;
 
@@ -277,10 +277,11 @@ impl<'a> Group<'a> {
                 nll_own_reference: w.nll_own_reference,
             }),
             // The chunk and the threads change no score: left out, so that equal runs have equal records.
-            effective: BTreeMap::from([(
-                "backend".to_owned(),
-                format!("cpu {}", s.plan.arithmetic.name()),
-            )]),
+            effective: [("backend", format!("cpu {}", s.plan.arithmetic.name()))]
+                .into_iter()
+                .chain(item.depth.map(|d| ("depth", format!("{d:.4}"))))
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect(),
         }
     }
 

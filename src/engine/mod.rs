@@ -9,9 +9,9 @@ pub mod fleet;
 pub mod linear_watch;
 #[cfg(test)]
 pub(crate) mod plain_cache;
+pub mod probe;
 pub mod sampler;
 pub mod scoring_watch;
-pub mod probe;
 pub mod stopwatch;
 pub mod tape;
 
@@ -20,8 +20,8 @@ use crate::model::transformer::{Hidden, LanguageModel, StepError};
 
 pub use calibrate::Calibrator;
 pub use linear_watch::{LinearWatch, Tally};
-pub use scoring_watch::ScoringWatch;
 pub use probe::Probe;
+pub use scoring_watch::ScoringWatch;
 pub use stopwatch::{Spent, Stopwatch};
 pub use tape::{ContextTape, Recording, TapeError};
 

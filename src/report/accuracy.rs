@@ -71,8 +71,8 @@ impl Accuracy {
             })
         };
         let all = || answered.iter().flat_map(|r| &r.answers);
-        let right = |a: &AnswerRecord| is_right(a, OptionRecord::strategy, Per::Option);
-        let right_reference = |a: &AnswerRecord| is_right(a, OptionRecord::reference, Per::Option);
+        let right = |a: &AnswerRecord| is_right_strategy(a);
+        let right_reference = |a: &AnswerRecord| is_right_reference(a);
         let has_options = all().any(|a| a.options.len() > 1);
         let is_generated = all().any(|a| a.generated.is_some());
         let mut acc = rate(&|a| one(right(a)), &|a| one(right_reference(a)))?;
@@ -171,6 +171,16 @@ fn choice(answer: &AnswerRecord, pick: Pick, per: Per) -> usize {
         }
     }
     best
+}
+
+/// Whether the strategy is right.
+pub(super) fn is_right_strategy(answer: &AnswerRecord) -> bool {
+    is_right(answer, OptionRecord::strategy, Per::Option)
+}
+
+/// Whether the reference is right.
+pub(super) fn is_right_reference(answer: &AnswerRecord) -> bool {
+    is_right(answer, OptionRecord::reference, Per::Option)
 }
 
 fn is_right(answer: &AnswerRecord, pick: Pick, per: Per) -> bool {

@@ -186,11 +186,7 @@ pub static COLUMNS: &[Column] = &[
         head: "same tokens",
         tex: "same tokens",
         rank: 0,
-        text: |_, s| {
-            of_texts(s, |t| {
-                plus_minus(t.same_tokens.value, t.same_tokens.half_width())
-            })
-        },
+        text: |_, s| of_texts(s, |t| estimate(&t.same_tokens)),
     },
     Column {
         head: "identical %",
@@ -367,7 +363,7 @@ fn of_texts(scores: &Scores, f: fn(&Texts) -> String) -> String {
 
 /// The strategy's value, and by how much it is more than the reference's.
 fn against(sides: &Sides) -> String {
-    let delta = signed_plus_minus(sides.delta.value, sides.delta.half_width());
+    let delta = signed_estimate(&sides.delta);
     format!("{} ({delta})", significant(sides.value.value, 3))
 }
 

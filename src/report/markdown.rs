@@ -204,7 +204,7 @@ pub(super) fn document(
 }
 
 /// What the file is, of which run.
-fn title(report: &Report, what: &str, intro: &[String]) -> String {
+pub(super) fn title(report: &Report, what: &str, intro: &[String]) -> String {
     let header = &report.header;
     let mut out = format!(
         "# {}: {what}\n\nModel {} (sha256 {}). Bundle {}/{}{}. Command: `{}`.\n",

@@ -9,15 +9,16 @@ pub mod bench;
 pub mod columns;
 pub mod conventions;
 pub mod csv;
+pub mod depths;
 pub mod drift;
 mod fields;
 pub mod format;
 mod growth;
-mod latency;
 pub mod kld;
+mod latency;
 pub mod latex;
-pub mod lm_eval;
 pub mod layers;
+pub mod lm_eval;
 pub mod markdown;
 pub mod measures;
 pub mod pairs;
@@ -52,6 +53,8 @@ pub static FILES: &[Writer] = &[
     ("layers.csv", layers::csv),
     ("latency.md", markdown::latency),
     ("latency.csv", csv::latency),
+    ("depths.md", depths::markdown),
+    ("depths.csv", depths::csv),
     ("pairs.md", markdown::pairs),
     ("pairs.csv", csv::pairs),
 ];

@@ -13,6 +13,7 @@ use crate::eval::stats::{Comparison, Judged};
 
 use super::accuracy::Accuracy;
 use super::bars::{self, BarRow};
+use super::depths::{self, DepthRow};
 use super::drift::Drift;
 use super::layers::Layers;
 use super::measures::{Latency, Memory, Quality};
@@ -37,6 +38,8 @@ pub struct Report {
     pub groups: Vec<Group>,
     /// What the experiment must show, held against the groups.
     pub bars: Vec<BarRow>,
+    /// Right answers by depth and length, where items have a depth.
+    pub depths: Vec<DepthRow>,
 }
 
 /// Items that are reported together.
@@ -205,6 +208,7 @@ impl Report {
                 .count(),
             groups,
             bars,
+            depths: depths::rows(contents),
         }
     }
 

@@ -118,6 +118,7 @@ fn example(def: &TaskDef, templates: &Items, (shots, i): (&str, usize), item: Wo
         });
     Example {
         doc: format!("{} {i}", def.name),
+        depth: None,
         context: format!("{shots}{}", of_choice(0)),
         questions: vec![Question {
             options: options.collect(),

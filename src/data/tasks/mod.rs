@@ -20,6 +20,8 @@ use definition::Source;
 pub struct Example {
     /// Name in records: where it stands in its file, or what was planted.
     pub doc: String,
+    /// Where what is asked stands in a context that is made: 0 its start, 1 its end.
+    pub depth: Option<f64>,
     /// The text that goes into the cache.
     pub context: String,
     /// What is asked; all on the same cache.

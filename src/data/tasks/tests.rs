@@ -137,6 +137,7 @@ fn example(context: &str, options: &[(&str, &str)]) -> Example {
     });
     Example {
         doc: "d".into(),
+        depth: None,
         context: context.into(),
         questions: vec![Question {
             options: options.collect(),

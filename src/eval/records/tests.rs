@@ -42,6 +42,7 @@ fn record() -> ItemRecord {
             compress_ms: 0.0,
         }),
         answers: Vec::new(),
+        text: None,
         effective: BTreeMap::from([("chunk".into(), "512".into())]),
     }
 }

@@ -46,9 +46,9 @@ trait Recipe {
     fn context(&self, n: usize) -> String;
     /// Questions with their answers, the context's text being `context`.
     fn questions(&self, n: usize, context: &str) -> Vec<Question>;
-    /// What to call it in records.
-    fn doc(&self) -> String {
-        String::new()
+    /// Where what is asked stands, where that is one place.
+    fn depth(&self) -> Option<f64> {
+        None
     }
 }
 
@@ -78,7 +78,8 @@ pub(super) fn examples(
                 .map(|n| {
                     let context = recipe.context(n);
                     Example {
-                        doc: format!("{task} {i}{}", recipe.doc()),
+                        doc: format!("{task} {i}"),
+                        depth: recipe.depth(),
                         questions: recipe.questions(n, &context),
                         context,
                     }

@@ -45,8 +45,8 @@ impl Recipe for Passkey {
         vec![question(context, ask, &answer, vec![self.key.clone()])]
     }
 
-    fn doc(&self) -> String {
-        format!(", depth {:.2}", self.depth)
+    fn depth(&self) -> Option<f64> {
+        Some(self.depth)
     }
 }
 
