@@ -520,7 +520,12 @@ fn questions_and_options_do_not_see_each_other() {
         .iter()
         .map(|(query, target)| Branch { query, target })
         .collect();
-    let together = answers(&tiny, &[&tailed], &quiz.context, &[options.clone()]);
+    let together = answers(
+        &tiny,
+        &[&tailed],
+        &quiz.context,
+        std::slice::from_ref(&options),
+    );
     let mut at = 0;
     for option in options {
         let alone = answers(&tiny, &[&tailed], &quiz.context, &[vec![option]]);
