@@ -58,7 +58,7 @@ fn a_sound_experiment_without_its_model_is_planned_with_a_note() {
     let (code, out, err) = kvlab(&["check", file.to_str().unwrap()]);
     assert_eq!(code, 0, "{err}");
     assert!(
-        out.contains("21 cells = 7 strategies x 1 protocol x 3 texts")
+        out.contains("24 cells = 8 strategies x 1 protocol x 3 texts")
             && out.contains("note: model"),
         "{out}"
     );
