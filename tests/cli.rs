@@ -65,7 +65,7 @@ fn a_sound_experiment_without_its_model_is_planned_with_a_note() {
     let (code, out, err) = kvlab(&["plan", file.to_str().unwrap(), "--json"]);
     assert_eq!(code, 0, "{err}");
     let json: Value = serde_json::from_str(&out).expect("JSON");
-    assert_eq!(json["plan"]["strategies"].as_array().map(Vec::len), Some(7));
+    assert_eq!(json["plan"]["strategies"].as_array().map(Vec::len), Some(8));
     assert_eq!(json["model_sha256"], Value::Null);
 }
 
