@@ -26,6 +26,7 @@
 //!     built: &Built::default(),
 //!     chunk: 64,
 //!     clock: &SystemClock::new(),
+//!     repeat: None,
 //!     latency_steps: 0,
 //!     memory_every: 0,
 //!     layer_queries: 0,

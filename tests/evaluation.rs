@@ -30,6 +30,7 @@ struct Tiny {
     model: Transformer<Cpu>,
     geometry: Geometry,
     clock: SystemClock,
+    repeat: None,
     built: Built,
 }
 
@@ -41,6 +42,7 @@ impl Tiny {
             model,
             geometry,
             clock: SystemClock::new(),
+            repeat: None,
             built: Built::default(),
         }
     }
@@ -58,6 +60,7 @@ impl Tiny {
             built: &self.built,
             chunk: 13,
             clock: &self.clock,
+            repeat: None,
             latency_steps: 0,
             memory_every: 0,
             layer_queries: 0,

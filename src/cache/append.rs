@@ -11,10 +11,10 @@ use super::formats::{Format, Mask};
 use super::places::{Places, ReadBuffers, Reader};
 use super::predict::{Carry, Walk};
 use super::scratch::Pool;
-use super::sequence::{HeadState, Phase, SequenceState};
-use super::stage::{KeyForm, LiveRows, Moment, NewRow, Side};
+use super::sequence::{HeadState, SequenceState};
+use super::stage::{KeyForm, Side};
 use super::stages::Stages;
-use super::types::{LayerGeometry, Span};
+use super::types::{LayerGeometry, Rows, Span};
 use super::visibility::{Class, Rules};
 use super::{CacheError, RANGE};
 
@@ -95,8 +95,8 @@ pub type Fresh<'a> = (u32, &'a [NewRows]);
 
 /// One head's new rows, rotated if keys are stored so, `[token][head_dim]`.
 pub struct NewRows {
-    k: Vec<f32>,
-    v: Vec<f32>,
+    pub(super) k: Vec<f32>,
+    pub(super) v: Vec<f32>,
 }
 
 impl NewRows {
@@ -109,23 +109,25 @@ impl NewRows {
 }
 
 impl Appender<'_> {
-    /// Appends a span. `rows`: K and V of the layer, `[token][kv_head][head_dim]`, K before RoPE.
+    /// Appends a span. `rows`: the span's own.
     pub fn append(
         &self,
         state: &mut SequenceState,
         places: &mut Places<'_>,
         span: &Span,
-        rows: (&[f32], &[f32]),
+        rows: Rows<'_>,
         carry: Option<&mut Carry>,
     ) -> Result<(), CacheError> {
         let first = span.positions.start;
+        let hidden = rows.hidden;
+        let rows = (rows.k, rows.v);
         self.check_finite(first, rows)?;
         let new: Vec<NewRows> =
             self.each_head(span.n_tokens(), |head| Ok(self.split(head, first, rows)))?;
         let phase = state.phase;
         let layer = &mut state.layers[self.layer];
-        for (head, new) in layer.heads.iter_mut().zip(&new) {
-            self.decide(head, phase, first, new);
+        for (h, (head, new)) in layer.heads.iter_mut().zip(&new).enumerate() {
+            self.decide((h, head), phase, first, (new, hidden));
             for side in Side::BOTH {
                 self.push_uncoded(head, places, (first, side), new.side(side))?;
             }
@@ -256,71 +258,6 @@ impl Appender<'_> {
             }
         }
         new
-    }
-
-    /// Lets retention score the new rows and, while decoding, evict after each position in order.
-    fn decide(&self, head: &mut HeadState, phase: Phase, first: u32, new: &NewRows) {
-        head.n_seen = first + (new.k.len() / self.geometry.head_dim) as u32;
-        let Some(retain) = self.stages.retain.as_deref() else {
-            return;
-        };
-        if self.rules[0].frozen_from.is_some() {
-            return;
-        }
-        let d = self.geometry.head_dim;
-        let scored = retain.is_scored();
-        let fresh: Vec<f32> = new
-            .k
-            .chunks_exact(d)
-            .zip(new.v.chunks_exact(d))
-            .zip(first..)
-            .filter(|_| scored)
-            .map(|((k, v), position)| retain.score(NewRow { position, k, v }))
-            .collect();
-        let stepwise = phase == Phase::Decoding;
-        let mut positions = if stepwise {
-            head.live_positions()
-        } else {
-            Vec::new()
-        };
-        let mut live = if stepwise {
-            head.scores.clone()
-        } else {
-            Vec::new()
-        };
-        if head.scores.capacity() < head.scores.len() + fresh.len() {
-            let room =
-                (head.scores.len() + fresh.len()).next_multiple_of(RANGE) - head.scores.len();
-            head.scores.reserve_exact(room);
-        }
-        head.scores.extend_from_slice(&fresh);
-        if !stepwise {
-            return;
-        }
-        for (i, position) in (first..head.n_seen).enumerate() {
-            // What the sliding window dropped before this position competes no more.
-            let start = self.rules[0].window_start(position);
-            let n_dropped = positions.partition_point(|&p| p < start);
-            positions.drain(..n_dropped);
-            if scored {
-                live.drain(..n_dropped);
-            }
-            positions.push(position);
-            live.extend(fresh.get(i));
-            let rows = LiveRows {
-                positions: &positions,
-                scores: &live,
-                n_seen: position + 1,
-                moment: Moment::Step,
-            };
-            for i in retain.evict(rows).into_iter().rev() {
-                head.dying.insert(positions[i], position + 1);
-                positions.remove(i);
-                if scored {
-                    live.remove(i);
-                }
-            }
-        }
     }
 
     /// Stores what stays uncoded at first: a frozen continuation, the tail, an open page, sinks.

@@ -11,6 +11,7 @@
 //! context is compressed in the `compress-once` protocol.
 
 mod append;
+mod arrival;
 mod attention;
 mod budget;
 mod builder;
@@ -28,9 +29,11 @@ mod params;
 pub mod pipeline;
 pub mod place;
 mod places;
+mod point;
 mod predict;
 pub mod project;
 pub mod retain;
+pub mod retention;
 pub mod rope;
 pub mod rotation;
 mod runs;
@@ -48,6 +51,7 @@ mod visibility;
 pub use budget::least_budget;
 pub use pipeline::StagedCache;
 pub use predict::Shelf;
+pub use retention::{ContextNeeds, Repetition, SeenLayer};
 pub use stages::{Built, Materials};
 pub use types::{
     Admission, Batch, Continuation, Geometry, LayerGeometry, MemoryReport, Rows, SeqId, Span,
@@ -102,6 +106,14 @@ pub enum CacheError {
         /// The length asked for.
         expected: usize,
     },
+    /// The compression point came before what retention scores by.
+    #[error(
+        "sequence {seq}: the strategy's retention scores rows by what was seen of the context, and nothing was shown: call `show` before `compress`"
+    )]
+    Unseen {
+        /// The sequence.
+        seq: u32,
+    },
     /// Truncation past something that can't be undone.
     #[error(
         "sequence {seq} can't go back to length {asked}: rows after it caused something irreversible; the earliest reachable length is {earliest} (take a fork as a checkpoint)"
@@ -154,6 +166,8 @@ pub struct Needs {
     pub hidden: bool,
     /// Covariances of K and V over a calibration text, before work starts.
     pub calibration: bool,
+    /// What must be seen of a context before its compression point.
+    pub context: ContextNeeds,
     /// Largest number of tokens of a sequence in one step that still equals decoding; `None`: any.
     pub max_chunk: Option<usize>,
 }
@@ -184,6 +198,12 @@ pub trait KvCache: Send {
     ) -> Result<(), CacheError>;
     /// Ends the step: rows that no later query may see leave, pages seal, pack and move.
     fn commit(&mut self, batch: &Batch) -> Result<(), CacheError>;
+    /// Shows what was seen of a context, `[layer]`, whose compression point comes next; nothing to a cache whose needs name
+    /// nothing of the context.
+    fn show(&mut self, seq: SeqId, seen: &[SeenLayer<'_>]) -> Result<(), CacheError> {
+        let _ = (seq, seen);
+        Ok(())
+    }
     /// The compression point of a sequence admitted as [`Admission::Context`].
     fn compress(&mut self, seq: SeqId, continuation: Continuation) -> Result<(), CacheError>;
     /// Makes `to` a copy of `from`; pages are shared until one of the two writes to them.

@@ -15,10 +15,12 @@ use super::commit::{commit_layer, truncate};
 use super::head_view::HeadView;
 use super::pages::{HostStore, PageStore, Tier};
 use super::places::{Places, Reader};
+use super::point::{self, Point};
 use super::predict::{Carries, Carry, Walk};
+use super::retention::SeenLayer;
 use super::scratch::Pool;
 use super::sequence::{HeadState, Phase, SequenceState};
-use super::stage::{LiveRows, Moment, Side};
+use super::stage::Side;
 use super::stages::{Materials, Stages};
 use super::strategy::Strategy;
 use super::token::{self, Token};
@@ -244,7 +246,12 @@ impl KvCache for StagedCache {
         }
         for span in batch.spans() {
             let at = span.first_row * width..(span.first_row + span.n_tokens()) * width;
-            let (k, v) = (&rows.k[at.clone()], &rows.v[at]);
+            let n_hidden = rows.hidden.len() / batch.n_rows().max(1);
+            let own = Rows {
+                k: &rows.k[at.clone()],
+                v: &rows.v[at],
+                hidden: &rows.hidden[span.first_row * n_hidden..][..span.n_tokens() * n_hidden],
+            };
             let mut carry = self.take_carry(span.seq);
             let pool = Arc::clone(&self.pool);
             self.with_sequence(span.seq, |stages, geometry, state, places| {
@@ -258,7 +265,7 @@ impl KvCache for StagedCache {
                     pool: &pool,
                 };
                 state.broken = true;
-                appender.append(state, places, span, (k, v), carry.as_mut())?;
+                appender.append(state, places, span, own, carry.as_mut())?;
                 state.broken = false;
                 Ok(())
             })?;
@@ -320,45 +327,24 @@ impl KvCache for StagedCache {
         self.make_room(batch)
     }
 
+    fn show(&mut self, seq: SeqId, seen: &[SeenLayer<'_>]) -> Result<(), CacheError> {
+        self.with_sequence(seq, |stages, geometry, state, _| {
+            if stages.needs().context.any() {
+                point::show(stages, geometry, state, seen);
+            }
+            Ok(())
+        })
+    }
+
     fn compress(&mut self, seq: SeqId, continuation: Continuation) -> Result<(), CacheError> {
         let pool = Arc::clone(&self.pool);
         self.with_sequence(seq, |stages, geometry, state, places| {
-            let len = state.len;
-            if let (Phase::Context, Some(retain)) = (state.phase, &stages.retain) {
-                for layer in 0..geometry.layers.len() {
-                    let window = geometry.layers[layer].window;
-                    for head in &mut state.layers[layer].heads {
-                        let positions = head.live_positions();
-                        let live = LiveRows {
-                            positions: &positions,
-                            scores: &head.scores,
-                            n_seen: len,
-                            moment: Moment::CompressionPoint,
-                        };
-                        for i in retain.evict(live) {
-                            head.dying.insert(positions[i], len);
-                        }
-                    }
-                    commit_layer(stages, state, places, (layer, window))?;
-                    state.pages_from = len;
-                    let appender = Appender {
-                        stages,
-                        geometry: &geometry.layers[layer],
-                        layer,
-                        rules: stages.rules(state, (layer, window)),
-                        pool: &pool,
-                    };
-                    appender.code(state, places, len, None, None)?;
-                    commit_layer(stages, state, places, (layer, window))?;
-                    state.pages_from = FOREVER;
-                }
-                state.pages_from = len;
-            }
-            state.phase = Phase::Decoding;
-            if continuation == Continuation::Exact {
-                state.frozen_from = Some(len);
-            }
-            Ok(())
+            let point = Point {
+                stages,
+                geometry,
+                pool: &pool,
+            };
+            point.compress((seq, state), places, continuation)
         })
     }
 

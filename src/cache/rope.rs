@@ -55,6 +55,25 @@ impl Rope {
             .collect()
     }
 
+    /// The mean of the rotations at some positions, in or past the tables, as the rotation of position 0: a linear map that
+    /// shortens pairs.
+    pub fn averaged(&self, positions: std::ops::Range<u32>) -> Self {
+        let n = positions.len().max(1) as f64;
+        let mean = |&f: &f32| {
+            let sum = positions.clone().fold((0.0, 0.0), |sum: (f64, f64), p| {
+                let (sin, cos) = f64::from(p as f32 * f).sin_cos();
+                (sum.0 + cos, sum.1 + sin)
+            });
+            ((sum.0 / n) as f32, (sum.1 / n) as f32)
+        };
+        Self {
+            layout: self.layout,
+            inv_freq: self.inv_freq.clone(),
+            table: self.inv_freq.iter().map(mean).collect(),
+            lanes: OnceLock::new(),
+        }
+    }
+
     /// Positions that the tables cover.
     pub fn n_positions(&self) -> usize {
         self.table

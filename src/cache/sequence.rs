@@ -16,6 +16,8 @@ pub struct HeadState {
     pub tables: [[RowTable; 3]; 2],
     /// Retention scores of live rows in order of position; empty if the strategy's retention has none.
     pub scores: Vec<f32>,
+    /// Rows that a compression point left, of how many that it could have; `None` before it, and where all were left.
+    pub compressed: Option<(u32, u32)>,
     /// Rows that leave at the next commit.
     pub dying: Dying,
     /// Rows seen.
@@ -39,6 +41,7 @@ impl HeadState {
         Self {
             tables: [0, 1].map(|s| [0, 1, 2].map(|c| self.tables[s][c].fork(places))),
             scores: self.scores.clone(),
+            compressed: self.compressed,
             dying: self.dying.clone(),
             n_seen: self.n_seen,
         }

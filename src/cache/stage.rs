@@ -10,10 +10,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::Geometry;
 pub use super::params::{Domain, ParamDef, Params, Value};
 use super::project::aqua::Prediction;
+pub use super::retention::{
+    ContextLayer, ContextNeeds, LiveRows, Moment, NewRow, Repetition, Retention, SeenLayer,
+};
 pub use super::stored::{Stored, Work};
-use super::{Geometry, Needs};
 use crate::compute::cpu::gemm::{Mat, MatMut};
 pub use crate::compute::cpu::rows::Kernel;
 
@@ -288,59 +291,6 @@ pub fn find(kind: Kind, name: &str) -> Result<&'static StageDef, StageError> {
                 .collect::<Vec<_>>()
                 .join(", "),
         })
-}
-
-/// One new row as retention sees it.
-#[derive(Debug, Clone, Copy)]
-pub struct NewRow<'a> {
-    /// Absolute position.
-    pub position: u32,
-    /// The key in the form in which it is stored, before projection, `[head_dim]`.
-    pub k: &'a [f32],
-    /// The value, `[head_dim]`.
-    pub v: &'a [f32],
-}
-
-/// When rows are chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
-    /// After a decode step.
-    Step,
-    /// At the compression point, after a whole context.
-    CompressionPoint,
-}
-
-/// The live rows of one KV head of one layer, in order of position.
-#[derive(Debug, Clone, Copy)]
-pub struct LiveRows<'a> {
-    /// Absolute positions, ascending.
-    pub positions: &'a [u32],
-    /// Scores as [`Retention::score`] gave them, in the same order; empty for a stage without scores.
-    pub scores: &'a [f32],
-    /// Positions seen by the sequence, evicted ones included.
-    pub n_seen: u32,
-    /// When this is asked.
-    pub moment: Moment,
-}
-
-/// `retain`: which rows live, per layer and KV head.
-///
-/// A decision may depend on the rows of its own head and on positions alone: then a chunk equals decoding, because the
-/// cache asks once per position, in order.
-pub trait Retention: Send + Sync {
-    /// What the stage asks of the engine.
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-    /// Whether decisions read scores; if not, none are asked for, stored or handed out.
-    fn is_scored(&self) -> bool {
-        true
-    }
-    /// The score of a new row; higher is kept longer. Called once, when the row arrives.
-    fn score(&self, row: NewRow<'_>) -> f32;
-    /// Indices into `live` (ascending) of rows that leave now. Must leave at least one row unless told otherwise by a
-    /// parameter.
-    fn evict(&self, live: LiveRows<'_>) -> Vec<usize>;
 }
 
 /// `project`: a linear map per (layer, KV head), on K or on V.

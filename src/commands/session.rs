@@ -19,7 +19,8 @@ use crate::cli::RunArgs;
 use crate::compute::cpu::Cpu;
 use crate::config::{Cell, ModelLimits, NUMBERS, Plan, Protocol, is_calibrated};
 use crate::data::Lookup;
-use crate::engine::{Calibrator, Recording, prefill};
+use crate::engine::repetition;
+use crate::engine::{Calibrator, Recording, RepeatPrompt, prefill};
 use crate::model;
 use crate::model::geometry::geometry;
 use crate::model::source::{FetchProgress, ModelDir, resolve};
@@ -28,6 +29,9 @@ use crate::model::transformer::{LanguageModel, Transformer};
 
 /// Tokens of one calibration window.
 pub(super) const CALIBRATION_WINDOW: usize = 1024;
+
+/// Room for a prompt to repeat a context, in tokens.
+const PROMPT: usize = 64;
 
 /// Everything a run needs.
 pub struct Session {
@@ -47,6 +51,8 @@ pub struct Session {
     pub items: Vec<Vec<Items>>,
     /// Where backing files go.
     pub backing_dir: Option<PathBuf>,
+    /// What asks the model to repeat a context.
+    pub repeat: RepeatPrompt,
     /// Strategies built so far.
     pub built: Built,
     model_sha256: String,
@@ -79,6 +85,8 @@ impl Session {
             .max()
             .unwrap_or(0)
             + plan.latency_steps;
+        // A context may be read a second time, behind its end and a prompt.
+        let longest = longest + longest.min(repetition::PART) + PROMPT;
         let spec = loaded.spec.clone();
         let geometry = geometry(
             &spec,
@@ -107,6 +115,7 @@ impl Session {
             plan,
             cells,
             model,
+            repeat: repeat_prompt(&loaded.tokenizer)?,
             tokenizer: loaded.tokenizer,
             geometry,
             calibration: None,
@@ -321,6 +330,16 @@ impl Session {
             bos,
         }
     }
+}
+
+/// KVzip's requests to repeat a context.
+fn repeat_prompt(tokenizer: &Tokenizer) -> anyhow::Result<RepeatPrompt> {
+    Ok(RepeatPrompt {
+        first: tokenizer.encode("\n\nRepeat the previous context exactly.")?,
+        later: tokenizer
+            .encode("\n\nRepeat the part of the previous context exactly, starting with ")?,
+        then: tokenizer.encode("\n")?,
+    })
 }
 
 /// A model that statistics of a text are made with.

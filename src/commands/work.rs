@@ -104,6 +104,7 @@ impl<'a> Group<'a> {
             built: &s.built,
             chunk: s.plan.chunk,
             clock,
+            repeat: Some(&s.repeat),
             // Times and sizes along the text are taken on its first item; more would cost more than they tell.
             latency_steps: if index == 0 { s.plan.latency_steps } else { 0 },
             memory_every: if index == 0 { s.plan.memory_every } else { 0 },

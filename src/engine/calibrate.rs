@@ -132,7 +132,7 @@ mod tests {
             .map(|l| TapeLayer {
                 k: rows(n_tokens * width(l)),
                 v: rows(n_tokens * width(l)),
-                hidden: Vec::new(),
+                ..TapeLayer::default()
             })
             .collect();
         ContextTape { layers, n_tokens }

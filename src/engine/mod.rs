@@ -10,6 +10,7 @@ pub mod linear_watch;
 #[cfg(test)]
 pub(crate) mod plain_cache;
 pub mod probe;
+pub mod repetition;
 pub mod sampler;
 pub mod scoring_watch;
 pub mod stopwatch;
@@ -21,9 +22,10 @@ use crate::model::transformer::{Hidden, LanguageModel, StepError};
 pub use calibrate::Calibrator;
 pub use linear_watch::{LinearWatch, Tally};
 pub use probe::Probe;
+pub use repetition::RepeatPrompt;
 pub use scoring_watch::ScoringWatch;
 pub use stopwatch::{Spent, Stopwatch};
-pub use tape::{ContextTape, Recording, TapeError};
+pub use tape::{ContextTape, Extras, Recording, TapeError};
 
 /// Tokens of one step when nobody asks for fewer: enough for the linear layers to work at full speed, few enough to keep
 /// activations small.

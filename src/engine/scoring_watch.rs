@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::clock::Clock;
 use super::linear_watch::Tally;
 use crate::cache::Needs;
-use crate::cache::stage::{LiveRows, NewRow, Retention};
+use crate::cache::stage::{ContextLayer, LiveRows, NewRow, Retention};
 
 /// A retention with a stopwatch.
 pub struct ScoringWatch {
@@ -48,8 +48,16 @@ impl Retention for ScoringWatch {
         self.timed(|| self.inner.score(row))
     }
 
+    fn score_context(&self, context: ContextLayer<'_>) -> Vec<Vec<f32>> {
+        self.timed(|| self.inner.score_context(context))
+    }
+
     fn evict(&self, live: LiveRows<'_>) -> Vec<usize> {
         self.timed(|| self.inner.evict(live))
+    }
+
+    fn evict_context(&self, heads: &[Vec<LiveRows<'_>>]) -> Vec<Vec<Vec<usize>>> {
+        self.timed(|| self.inner.evict_context(heads))
     }
 }
 
@@ -81,12 +89,17 @@ mod tests {
         let clock = Arc::new(ScriptedClock::new(tick));
         let watch = ScoringWatch::new(Arc::new(Longest), clock, Arc::clone(&spent));
         let row = NewRow {
+            layer: 0,
+            kv_head: 0,
+            hidden: &[],
             position: 3,
             k: &[1.0, 2.0],
             v: &[0.0, 0.0],
         };
         assert_eq!(watch.score(row), 3.0);
         let live = LiveRows {
+            n_reached: 2,
+            compressed: None,
             positions: &[1, 2, 3],
             scores: &[3.0, 3.0, 3.0],
             n_seen: 4,

@@ -19,6 +19,17 @@ pub struct TapeLayer {
     pub v: Vec<f32>,
     /// The layer's normalised input, `[token][n_embd]`; empty unless it was asked for.
     pub hidden: Vec<f32>,
+    /// Queries of the newest tokens before RoPE, `[token][head][head_dim]`, as many as were asked for.
+    pub q: Vec<f32>,
+}
+
+/// What a tape holds besides keys and values.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Extras {
+    /// The layers' normalised inputs.
+    pub hidden: bool,
+    /// Newest tokens whose queries are kept.
+    pub queries: usize,
 }
 
 /// Keys and values of a context, all layers.
@@ -38,7 +49,7 @@ pub enum TapeError {
     Cache(#[from] CacheError),
     /// The strategy needs hidden rows that were not recorded.
     #[error(
-        "the strategy needs each layer's hidden rows and the tape has none: record with `Recording::with_hidden`"
+        "the strategy needs each layer's hidden rows and the tape has none: record with `Extras::hidden`"
     )]
     NoHidden,
 }
@@ -80,7 +91,7 @@ impl ContextTape {
 
     /// Bytes of the rows.
     pub fn bytes(&self) -> u64 {
-        let scalars = |l: &TapeLayer| l.k.len() + l.v.len() + l.hidden.len();
+        let scalars = |l: &TapeLayer| l.k.len() + l.v.len() + l.hidden.len() + l.q.len();
         4 * self.layers.iter().map(scalars).sum::<usize>() as u64
     }
 
@@ -97,6 +108,8 @@ impl ContextTape {
             for rows in [&mut layer.k, &mut layer.v, &mut layer.hidden] {
                 rows.truncate(rows.len() / self.n_tokens * n_tokens);
             }
+            // Queries are those of the newest tokens, which are others now.
+            layer.q.clear();
         }
         self.n_tokens = n_tokens;
     }
@@ -108,35 +121,33 @@ impl ContextTape {
 pub struct Recording<C> {
     inner: C,
     seq: SeqId,
-    hidden: bool,
+    extras: Extras,
     tape: ContextTape,
 }
 
 impl<C: KvCache> Recording<C> {
     /// Records keys and values of `seq`.
     pub fn new(inner: C, seq: SeqId) -> Self {
+        Self::with(inner, seq, Extras::default())
+    }
+
+    /// The same and more.
+    pub fn with(inner: C, seq: SeqId, extras: Extras) -> Self {
         Self {
             inner,
             seq,
-            hidden: false,
+            extras,
             tape: ContextTape::default(),
-        }
-    }
-
-    /// Records the layers' hidden rows too.
-    pub fn with_hidden(inner: C, seq: SeqId) -> Self {
-        Self {
-            hidden: true,
-            ..Self::new(inner, seq)
         }
     }
 
     /// Goes on recording `seq`, whose rows are on `tape`; hidden rows where the tape has them.
     pub fn resume(inner: C, seq: SeqId, tape: ContextTape) -> Self {
+        let hidden = tape.layers.iter().any(|l| !l.hidden.is_empty());
         Self {
             inner,
             seq,
-            hidden: tape.layers.iter().any(|l| !l.hidden.is_empty()),
+            extras: Extras { hidden, queries: 0 },
             tape,
         }
     }
@@ -156,7 +167,7 @@ impl<C: KvCache> KvCache for Recording<C> {
     fn needs(&self) -> Needs {
         let needs = self.inner.needs();
         Needs {
-            hidden: needs.hidden || self.hidden,
+            hidden: needs.hidden || self.extras.hidden,
             ..needs
         }
     }
@@ -196,7 +207,7 @@ impl<C: KvCache> KvCache for Recording<C> {
         let kept = &mut self.tape.layers[layer];
         kept.k.extend(part(rows.k));
         kept.v.extend(part(rows.v));
-        if self.hidden {
+        if self.extras.hidden {
             kept.hidden.extend(part(rows.hidden));
         }
         Ok(())
@@ -209,7 +220,17 @@ impl<C: KvCache> KvCache for Recording<C> {
         q: &[f32],
         out: &mut [f32],
     ) -> Result<(), CacheError> {
-        self.inner.attend(layer, batch, q, out)
+        self.inner.attend(layer, batch, q, out)?;
+        let span = batch.spans().iter().find(|s| s.seq == self.seq);
+        if let (Some(span), true) = (span, self.extras.queries > 0) {
+            let width = q.len() / batch.n_rows();
+            let own = &q[span.first_row * width..][..span.n_tokens() * width];
+            let kept = &mut self.tape.layers[layer].q;
+            kept.extend_from_slice(own);
+            let n_old = (kept.len() / width).saturating_sub(self.extras.queries);
+            kept.drain(..n_old * width);
+        }
+        Ok(())
     }
 
     fn commit(&mut self, batch: &Batch) -> Result<(), CacheError> {
@@ -337,11 +358,19 @@ mod tests {
         let (model, geometry) = model();
         let tokens = text(12);
         let (_, plain) = record(&model, &geometry, &tokens);
-        let mut cache = Recording::with_hidden(PlainCache::new(geometry.clone()), SEQ);
+        let mut cache = Recording::with(
+            PlainCache::new(geometry.clone()),
+            SEQ,
+            Extras {
+                hidden: true,
+                queries: 3,
+            },
+        );
         cache.admit(SEQ, Admission::Context).unwrap();
         prefill(&model, &mut cache, SEQ, &tokens, 5).unwrap();
         let (_, with_hidden) = cache.into_parts();
         assert_eq!(with_hidden.layers[1].hidden.len(), 12 * 64);
+        assert_eq!(with_hidden.layers[1].q.len(), 3 * 4 * 32);
         let mut needy = PlainCache::new(geometry);
         needy.needs.hidden = true;
         needy.admit(SEQ, Admission::Context).unwrap();

@@ -5,7 +5,7 @@
 //! cache of f32 rows on the same tokens; forks are gone when a question is done, so questions can't see each other.
 
 use super::lockstep::{EvalError, Lockstep, Outcome, Outcomes, Runner, SEQ, each};
-use super::reading::Reading;
+use super::reading::{Reading, needs_of};
 use crate::cache::strategy::Strategy;
 use crate::cache::{CacheError, Continuation, KvCache, SeqId};
 use crate::engine::fleet::{Leg, Voyage, sail_all};
@@ -75,9 +75,9 @@ impl Lockstep<'_> {
                 Ok(runner)
             })
             .collect();
-        let needs_hidden = runners.iter().flatten().any(|r| r.cache.needs().hidden);
-        let mut reading = self.read(before.take(), asked.context, needs_hidden)?;
-        each(&mut runners, |runner| self.compress(runner, &reading.tape));
+        let needs = needs_of(&runners);
+        let mut reading = self.read(before.take(), asked.context, needs)?;
+        each(&mut runners, |runner| self.compress(runner, &reading.seen));
         let reference = &mut reading.reference;
         let mut generated = vec![Generated::default(); runners.len()];
         for branches in asked.questions {

@@ -5,9 +5,9 @@
 
 use super::answers::{Branch, Generation};
 use super::lockstep::{EvalError, Lockstep, Outcome, Outcomes, Runner, each};
-use super::reading::Reading;
+use super::reading::{Reading, needs_of};
+use crate::cache::Continuation;
 use crate::cache::strategy::Strategy;
-use crate::cache::{Continuation, KvCache};
 
 /// Texts written from one context; an end token is part of them.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,16 +45,15 @@ impl Lockstep<'_> {
                 Ok(runner)
             })
             .collect();
-        let needs_hidden = runners.iter().flatten().any(|r| r.cache.needs().hidden);
         // The last token is read after the compression: what it predicts, it predicts from the compressed cache.
         let (context, query) = ids.split_at(ids.len() - 1);
         let Reading {
             mut reference,
-            tape,
+            seen,
             ..
-        } = self.read(None, context, needs_hidden)?;
-        each(&mut runners, |runner| self.compress(runner, &tape));
-        drop(tape);
+        } = self.read(None, context, needs_of(&runners))?;
+        each(&mut runners, |runner| self.compress(runner, &seen));
+        drop(seen);
         let way = (query, context.len());
         let (_, mut texts) = self.generate(&mut reference, &mut runners, way, generation)?;
         for (runner, target) in runners.iter_mut().zip(&texts) {

@@ -15,7 +15,7 @@ use super::drift::{Reference, TokenScore};
 use super::generate::Written;
 use super::latency::{self, Decode};
 use super::layers::LayerRecord;
-use super::reading::Reading;
+use super::reading::{Reading, Seen, needs_of};
 use super::records::{LatencyRecord, MemoryRecord};
 use crate::cache::pages::HostStore;
 use crate::cache::stage::{Calibration, Params, Value};
@@ -26,7 +26,7 @@ use crate::cache::{
 };
 use crate::engine::clock::Clock;
 use crate::engine::fleet::{Member, feed_all};
-use crate::engine::{ContextTape, TapeError};
+use crate::engine::{RepeatPrompt, TapeError};
 use crate::model::transformer::{Hidden, LanguageModel, StepError};
 
 /// Rows whose logits exist at a time: full tiles for the output matrix, 13 MB for 50,000 words.
@@ -55,6 +55,8 @@ pub struct Lockstep<'a> {
     pub chunk: usize,
     /// Time.
     pub clock: &'a dyn Clock,
+    /// What asks the model to repeat a context, for strategies that watch it do so.
+    pub repeat: Option<&'a RepeatPrompt>,
     /// Decode steps to time; 0: none.
     pub latency_steps: usize,
     /// Tokens between two records of memory along what is scored; 0: none. Steps end there, which changes no score.
@@ -200,17 +202,21 @@ impl<'a> Lockstep<'a> {
             runners.push(build(&floor_strategy(), Continuation::Exact));
         }
         let start = self.clock.read();
-        let needs_hidden = runners.iter().flatten().any(|r| r.cache.needs().hidden);
         let Reading {
             mut reference,
-            tape,
+            seen,
             ..
-        } = self.read(None, &ids[..context], needs_hidden)?;
-        let prefill_ms = self.clock.read().since(start).wall_ms();
+        } = self.read(None, &ids[..context], needs_of(&runners))?;
+        let prefill_ms = self.clock.read().since(start).wall_ms() - seen.repetition_ms;
         let n = entrants.len();
-        each(&mut runners, |runner| self.compress(runner, &tape));
-        self.compare_layers(&mut reference, &mut runners[..n], &tape, &ids[context..])?;
-        drop(tape);
+        each(&mut runners, |runner| self.compress(runner, &seen));
+        self.compare_layers(
+            &mut reference,
+            &mut runners[..n],
+            &seen.tape,
+            &ids[context..],
+        )?;
+        drop(seen);
         let timed = &ids[context..][..self.latency_steps.min(ids.len() - context)];
         let latencies = self.time(&mut runners[..n], timed, prefill_ms);
         self.score(&mut reference, &mut runners, ids, context)?;
@@ -254,16 +260,19 @@ impl<'a> Lockstep<'a> {
     }
 
     /// Replays the context into a strategy's cache and compresses it.
-    pub(super) fn compress(
-        &self,
-        runner: &mut Runner,
-        tape: &ContextTape,
-    ) -> Result<(), EvalError> {
+    pub(super) fn compress(&self, runner: &mut Runner, seen: &Seen) -> Result<(), EvalError> {
         let start = self.clock.read();
         runner.cache.admit(SEQ, Admission::Context)?;
-        tape.replay(&mut runner.cache, SEQ, runner.chunk)?;
+        seen.tape.replay(&mut runner.cache, SEQ, runner.chunk)?;
+        let needs = runner.cache.needs().context;
+        if needs.any() {
+            runner.cache.show(SEQ, &seen.layers())?;
+        }
         runner.cache.compress(SEQ, runner.continuation)?;
         runner.compress_ms = self.clock.read().since(start).wall_ms();
+        if needs.repetition {
+            runner.compress_ms += seen.repetition_ms;
+        }
         runner.remember()?;
         match self.memory_every {
             0 => Ok(()),

@@ -77,6 +77,10 @@ pub trait LanguageModel: Send + Sync {
     /// # Panics
     /// When `rows` lies outside `hidden` or `out` has another size.
     fn logits(&self, hidden: &Hidden, rows: Range<usize>, out: &mut [f32]);
+
+    /// What rows of attention become on their way out of a layer's attention, before any norm: W_O of each. `rows`:
+    /// `[row][head][head_dim]`; the result: `[row][n_embd]`.
+    fn attention_output(&self, layer: usize, rows: &[f32]) -> Vec<f32>;
 }
 
 /// The transformer over a backend.
@@ -209,6 +213,13 @@ impl<B: Ops> LanguageModel for Transformer<B> {
         let n = hidden.n_embd;
         self.ops
             .logits(&hidden.rows[rows.start * n..rows.end * n], out);
+    }
+
+    fn attention_output(&self, layer: usize, rows: &[f32]) -> Vec<f32> {
+        let (ops, spec) = (&self.ops, self.ops.spec());
+        let rows = ops.write(rows.to_vec(), spec.n_heads * spec.head_dim);
+        let [out] = ops.linear([Role::AttnOut], layer, &rows);
+        ops.read(&out).into_owned()
     }
 }
 

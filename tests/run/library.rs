@@ -121,6 +121,7 @@ fn a_cell_leaves_nothing_behind_for_the_next_one() {
         built: &Built::default(),
         chunk: 50,
         clock: &clock,
+        repeat: None,
         latency_steps: 0,
         memory_every: 0,
         layer_queries: 0,

@@ -1,17 +1,38 @@
 //! The registered `retain` stages: one file per method, one line here.
 //!
-//! Invariants shared by all of them: rows keep their positions, nothing is re-indexed; a decision depends on the rows of
-//! one KV head and on positions alone, so that any chunk equals decoding.
+//! Invariants shared by all of them: rows keep their positions, nothing is re-indexed; while decoding, a decision depends
+//! on the rows of one KV head and on positions alone, so that any chunk equals decoding.
 
+mod attention;
+pub mod budget;
+pub mod expected_attention;
+pub mod keydiff;
 pub mod knorm;
+pub mod kvzip;
+pub mod observed;
+pub mod random;
+pub mod selection;
 pub mod window;
 
 use std::ops::Range;
 
-use super::stage::{LiveRows, Params, StageDef};
+use super::stage::{LiveRows, Params, Stage, StageDef, StageError};
 
 /// Every `retain` stage.
-pub static STAGES: &[StageDef] = &[window::DEF, knorm::DEF];
+pub static STAGES: &[StageDef] = &[
+    window::DEF,
+    random::DEF,
+    knorm::DEF,
+    keydiff::DEF,
+    observed::SNAPKV,
+    observed::ADAKV,
+    observed::PYRAMID,
+    observed::H2O,
+    observed::TOVA,
+    expected_attention::DEF,
+    kvzip::KVZIP,
+    kvzip::KVZIP_PLUS,
+];
 
 /// A parameter that counts positions; 0 if it was not given.
 fn positions(params: &Params, name: &str) -> u32 {

@@ -5,7 +5,9 @@ use proptest::prelude::*;
 
 use crate::cache::Geometry;
 use crate::cache::retain::STAGES;
-use crate::cache::retain::knorm::{Budget, Knorm};
+use crate::cache::retain::budget::{Allocate, Budget, Protect, Rule};
+use crate::cache::retain::knorm::Knorm;
+use crate::cache::retain::selection::Selection;
 use crate::cache::retain::window::Window;
 use crate::cache::stage::{
     BuildContext, KeyForm, LiveRows, Moment, NewRow, Params, Retention, Side, Stage, StageError,
@@ -33,6 +35,9 @@ impl Head {
         let k = [0.6 * norm, 0.8 * norm];
         let position = self.n_seen;
         self.scores.push(stage.score(NewRow {
+            layer: 0,
+            kv_head: 0,
+            hidden: &[],
             position,
             k: &k,
             v: &k,
@@ -42,12 +47,18 @@ impl Head {
     }
 
     fn evict(&mut self, stage: &dyn Retention, moment: Moment) {
-        let gone = stage.evict(LiveRows {
+        let live = LiveRows {
             positions: &self.positions,
             scores: &self.scores,
             n_seen: self.n_seen,
+            n_reached: self.n_seen,
+            compressed: None,
             moment,
-        });
+        };
+        let gone = match moment {
+            Moment::Step => stage.evict(live),
+            Moment::CompressionPoint => stage.evict_context(&[vec![live]])[0][0].clone(),
+        };
         assert!(gone.is_sorted_by(|a, b| a < b), "{gone:?}");
         for i in gone.into_iter().rev() {
             self.positions.remove(i);
@@ -107,6 +118,21 @@ fn refusal(name: &str, given: &[(&str, Value)]) -> String {
     }
 }
 
+fn knorm(budget: Budget, sinks: u32, recent: u32) -> Selection<Knorm> {
+    let protect = Protect {
+        sinks,
+        recent,
+        whitelist: Vec::new(),
+    };
+    let rule = Rule {
+        budget,
+        allocate: Allocate::Uniform,
+        protect,
+        segments: Vec::new(),
+    };
+    Selection { score: Knorm, rule }
+}
+
 fn noise(n: usize) -> Vec<f32> {
     (0..n)
         .map(|i| ((i * 7919 + 13) % 1009) as f32 * 0.01)
@@ -157,11 +183,7 @@ fn knorm_keeps_the_drawn_rows() {
 
 #[test]
 fn of_equal_norms_the_older_row_leaves() {
-    let stage = Knorm {
-        budget: Budget::Tokens(3),
-        sinks: 0,
-        recent: 0,
-    };
+    let stage = knorm(Budget::Tokens(3), 0, 0);
     let head = Head::compressed(&stage, &[1.0; 8]);
     assert_eq!(head.positions, [5, 6, 7]);
     let head = Head::decode(&stage, &[1.0; 8], |_| {});
@@ -188,11 +210,7 @@ fn an_absolute_budget_holds_after_every_step() {
 fn short_contexts_keep_a_row() {
     for n in [1, 2] {
         for sinks in [0, 4] {
-            let stage = Knorm {
-                budget: Budget::KeptFraction(0.4),
-                sinks,
-                recent: 0,
-            };
+            let stage = knorm(Budget::KeptFraction(0.4), sinks, 0);
             let kept = Head::compressed(&stage, &noise(n)).positions.len();
             assert_eq!(kept, if sinks == 0 { 1 } else { n });
         }
@@ -201,11 +219,7 @@ fn short_contexts_keep_a_row() {
 
 #[test]
 fn kept_fractions_multiply() {
-    let half = Knorm {
-        budget: Budget::KeptFraction(0.5),
-        sinks: 0,
-        recent: 0,
-    };
+    let half = knorm(Budget::KeptFraction(0.5), 0, 0);
     let norms = noise(64);
     let first = Head::compressed(&half, &norms);
     assert_eq!(first.positions.len(), 32);
@@ -214,10 +228,7 @@ fn kept_fractions_multiply() {
     let second = Head::compressed(&half, &left);
     assert_eq!(second.positions.len(), 16);
     // The same as a quarter at once.
-    let quarter = Knorm {
-        budget: Budget::KeptFraction(0.25),
-        ..half
-    };
+    let quarter = knorm(Budget::KeptFraction(0.25), 0, 0);
     let both: Vec<u32> = second
         .positions
         .iter()
@@ -228,12 +239,12 @@ fn kept_fractions_multiply() {
 
 #[test]
 fn fractions_round_up_but_not_their_rounding_error() {
-    assert_eq!(Budget::KeptFraction(0.07).rows(100), 7);
-    assert_eq!(Budget::KeptFraction(0.071).rows(100), 8);
-    assert_eq!(Budget::KeptFraction(1e-9).rows(100), 1);
+    assert_eq!(Budget::KeptFraction(0.07).rows(100), 7.0);
+    assert_eq!(Budget::KeptFraction(0.071).rows(100), 8.0);
+    assert_eq!(Budget::KeptFraction(1e-9).rows(100), 1.0);
     for n in 0..3000 {
-        assert_eq!(Budget::KeptFraction(1.0).rows(n), n.max(1) as usize);
-        assert_eq!(Budget::KeptFraction(0.1).rows(10 * n), n.max(1) as usize);
+        assert_eq!(Budget::KeptFraction(1.0).rows(n), f64::from(n.max(1)));
+        assert_eq!(Budget::KeptFraction(0.1).rows(10 * n), f64::from(n.max(1)));
     }
 }
 
@@ -297,7 +308,7 @@ proptest! {
     ) {
         let norms: Vec<f32> = norms.into_iter().map(f32::from).collect();
         let n = norms.len() as u32;
-        let stage = Knorm { budget: Budget::Tokens(tokens), sinks, recent };
+        let stage = knorm(Budget::Tokens(tokens), sinks, recent);
         let head = Head::compressed(&stage, &norms);
         let protected = |p: u32| p < sinks || p + recent >= n;
         let mut rest: Vec<u32> = (0..n).filter(|&p| !protected(p)).collect();
@@ -316,7 +327,7 @@ proptest! {
         percent in 1u32..=100,
     ) {
         let norms: Vec<f32> = norms.into_iter().map(f32::from).collect();
-        let stage = Knorm { budget: Budget::KeptFraction(f64::from(percent) / 100.0), sinks: 2, recent: 3 };
+        let stage = knorm(Budget::KeptFraction(f64::from(percent) / 100.0), 2, 3);
         Head::decode(&stage, &norms, |head| {
             let want = (head.n_seen * percent).div_ceil(100).max(1).max(5.min(head.n_seen));
             assert!(head.positions.len() <= want as usize);

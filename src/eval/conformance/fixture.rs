@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::cache::rope::{PairLayout, Rope};
 use crate::cache::stage::{Calibration, HeadCovariance, HeadRows};
-use crate::cache::{Geometry, LayerGeometry};
+use crate::cache::{Geometry, LayerGeometry, Repetition, SeenLayer};
 
 /// Positions that the rotation tables cover.
 pub const MAX_POSITIONS: usize = 1024;
@@ -54,6 +54,44 @@ pub struct Script {
     pub q: Vec<Vec<f32>>,
     /// Tokens.
     pub n_tokens: usize,
+}
+
+impl Script {
+    /// The first `n` tokens of a layer as an engine that read them would show them; a repetition is made up.
+    pub fn seen<'a>(
+        &'a self,
+        layer: usize,
+        g: &LayerGeometry,
+        n: usize,
+        repetition: &'a Repetition,
+    ) -> SeenLayer<'a> {
+        let (kv, qw) = (g.n_kv_heads * g.head_dim, g.n_heads * g.head_dim);
+        SeenLayer {
+            k: &self.k[layer][..n * kv],
+            v: &self.v[layer][..n * kv],
+            q: &self.q[layer][..n * qw],
+            repetition: Some(repetition),
+        }
+    }
+
+    /// Scores as random as the rows.
+    pub fn repetition(&self, layer: usize, g: &LayerGeometry, n: usize) -> Repetition {
+        let of = |rows: &[f32]| -> Vec<Vec<f32>> {
+            let row = |t: usize, h: usize| rows[(t * g.n_kv_heads + h) * g.head_dim].abs();
+            let head = |h: usize| (0..n).map(|t| row(t, h)).collect();
+            (0..g.n_kv_heads).map(head).collect()
+        };
+        Repetition {
+            attention: of(&self.k[layer]),
+            weighted: of(&self.v[layer]),
+        }
+    }
+
+    /// What stands for a layer's normalised input at a position.
+    pub fn hidden(&self, layer: usize, position: usize) -> &[f32] {
+        let width = self.q[layer].len() / self.n_tokens;
+        &self.q[layer][position * width..(position + 1) * width]
+    }
 }
 
 /// Which random numbers a script takes.

@@ -124,6 +124,8 @@ pub fn compression_point(c: &Context<'_>) -> Verdict {
             let live = cache.memory().rows_live;
             let all = context as u64 * rig.n_tables();
             scene("rows that live before the compression point").same(live, all)?;
+            rig.show(cache.as_mut(), A, &script, context)
+                .map_err(refused)?;
             cache.compress(A, continuation).map_err(refused)?;
             let m = cache.memory();
             if m.rows_live == 0 {

@@ -159,6 +159,9 @@ impl<'a> Reference<'a> {
                 positions.push(p as u32);
                 if retain.is_scored() {
                     scores.push(retain.score(NewRow {
+                        layer,
+                        kv_head,
+                        hidden: script.hidden(layer, p),
                         position: p as u32,
                         k: &keys[p * g.head_dim..(p + 1) * g.head_dim],
                         v: &values[p * g.head_dim..(p + 1) * g.head_dim],
@@ -168,6 +171,8 @@ impl<'a> Reference<'a> {
                     positions: &positions,
                     scores: &scores,
                     n_seen: p as u32 + 1,
+                    n_reached: p as u32 + 1,
+                    compressed: None,
                     moment: Moment::Step,
                 });
                 for i in evicted.into_iter().rev() {

@@ -13,7 +13,8 @@ use crate::cache::stage::{Kind, find};
 use crate::cache::stages::Stages;
 use crate::cache::strategy::{StageSpec, Strategy};
 use crate::cache::{
-    Admission, Batch, CacheError, Geometry, KvCache, Materials, MemoryReport, Rows, SeqId,
+    Admission, Batch, CacheError, Geometry, KvCache, Materials, MemoryReport, Repetition, Rows,
+    SeenLayer, SeqId,
 };
 
 /// Outputs, `[layer][token · head · channel]`.
@@ -143,6 +144,24 @@ impl<'a> Rig<'a> {
         Ok(all)
     }
 
+    /// Shows the first `n` tokens of a script, as far as the cache asks for that.
+    pub fn show(
+        &self,
+        cache: &mut dyn KvCache,
+        seq: SeqId,
+        script: &Script,
+        n: usize,
+    ) -> Result<(), CacheError> {
+        let layers = || self.geometry.layers.iter().enumerate();
+        let repetitions: Vec<Repetition> =
+            layers().map(|(l, g)| script.repetition(l, g, n)).collect();
+        let seen: Vec<SeenLayer<'_>> = layers()
+            .zip(&repetitions)
+            .map(|((l, g), repetition)| script.seen(l, g, n, repetition))
+            .collect();
+        cache.show(seq, &seen)
+    }
+
     /// A fresh cache after a whole script, and the outputs.
     pub fn fresh_run(
         &self,
@@ -221,13 +240,14 @@ pub fn batch_step(
         };
         let (kv, qw) = (g.n_kv_heads * g.head_dim, g.n_heads * g.head_dim);
         let (k, v) = (gather(&|s| &s.k[l], kv), gather(&|s| &s.v[l], kv));
+        let q = gather(&|s| &s.q[l], qw);
         let rows = Rows {
             k: &k,
             v: &v,
-            hidden: &[],
+            // See `Script::hidden`.
+            hidden: if cache.needs().hidden { &q } else { &[] },
         };
         cache.append(l, &batch, rows)?;
-        let q = gather(&|s| &s.q[l], qw);
         let mut out = vec![0.0; q.len()];
         cache.attend(l, &batch, &q, &mut out)?;
         outs.push(out);

@@ -50,6 +50,7 @@ impl Tiny {
             built: &Built::default(),
             chunk: 13,
             clock: &SystemClock::new(),
+            repeat: None,
             latency_steps: 0,
             memory_every: 0,
             layer_queries,

@@ -1,0 +1,321 @@
+//! How many rows live, which ones always do, and how heads share: the parameters that all scored stages have.
+//!
+//! Invariants: a budget says what stays, never what goes; protected rows count towards it and stay even where they exceed
+//! it; at least one row of each head lives.
+
+use std::ops::Range;
+
+use super::super::stage::{Domain, Kind, LiveRows, ParamDef, Params, StageError};
+use super::positions;
+
+/// A count of positions.
+const POSITIONS: Domain = Domain::Int {
+    min: 0,
+    max: u32::MAX as i64,
+};
+
+/// `tokens`.
+pub const TOKENS: ParamDef = ParamDef {
+    name: "tokens",
+    domain: Domain::Int {
+        min: 1,
+        max: u32::MAX as i64,
+    },
+    default: None,
+    doc: "rows that live per head (their mean where heads share); give this or `kept_fraction`",
+};
+
+/// `kept_fraction`.
+pub const KEPT_FRACTION: ParamDef = ParamDef {
+    name: "kept_fraction",
+    domain: Domain::Fraction { min: 0.0, max: 1.0 },
+    default: None,
+    doc: "rows that live per position, rounded up; give this or `tokens`",
+};
+
+/// `sinks`.
+pub const SINKS: ParamDef = ParamDef {
+    name: "sinks",
+    domain: POSITIONS,
+    default: Some("4"),
+    doc: "first positions, which always live",
+};
+
+/// `recent` with none by default.
+pub const RECENT: ParamDef = ParamDef {
+    name: "recent",
+    domain: POSITIONS,
+    default: Some("0"),
+    doc: "newest positions, which always live",
+};
+
+/// `recent` of stages whose scores say little about the newest rows.
+pub const RECENT_64: ParamDef = ParamDef {
+    default: Some("64"),
+    ..RECENT
+};
+
+/// `whitelist`.
+pub const WHITELIST: ParamDef = ParamDef {
+    name: "whitelist",
+    domain: Domain::Text,
+    default: None,
+    doc: "positions that always live, such as a system prompt's: `0-31, 90-99`, both ends included",
+};
+
+/// `segments`.
+pub const SEGMENTS: ParamDef = ParamDef {
+    name: "segments",
+    domain: Domain::Text,
+    default: None,
+    doc: "positions at which another segment begins, each with its share of the budget: `120, 800`",
+};
+
+/// How heads share: the words.
+const WORDS: &[&str] = &["uniform", "adakv", "pyramid", "global"];
+
+/// `allocate`, each head for itself.
+pub const ALLOCATE: ParamDef = ParamDef {
+    name: "allocate",
+    domain: Domain::Choice { of: WORDS },
+    default: Some("uniform"),
+    doc: "who shares a budget: nobody, the heads of a layer, all heads; `pyramid` gives early layers more",
+};
+
+/// `allocate` among the heads of a layer.
+pub const ALLOCATE_ADAKV: ParamDef = ParamDef {
+    default: Some("adakv"),
+    ..ALLOCATE
+};
+
+/// `allocate` by layers.
+pub const ALLOCATE_PYRAMID: ParamDef = ParamDef {
+    default: Some("pyramid"),
+    ..ALLOCATE
+};
+
+/// `allocate` among all heads.
+pub const ALLOCATE_GLOBAL: ParamDef = ParamDef {
+    default: Some("global"),
+    ..ALLOCATE
+};
+
+/// `safeguard`.
+pub const SAFEGUARD: ParamDef = ParamDef {
+    name: "safeguard",
+    domain: Domain::Share { max: 1.0 },
+    default: Some("0.2"),
+    doc: "part of its uniform budget that a head keeps whatever the others score (`adakv`)",
+};
+
+/// `beta`.
+pub const BETA: ParamDef = ParamDef {
+    name: "beta",
+    domain: Domain::Int { min: 1, max: 1000 },
+    default: Some("20"),
+    doc: "the mean budget over the last layer's (`pyramid`)",
+};
+
+/// How many rows of a head live.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Budget {
+    /// At most so many.
+    Tokens(u32),
+    /// So many per position that the head can still reach, rounded up; in (0, 1].
+    KeptFraction(f64),
+    /// Rows that score at least this.
+    Threshold(f32),
+}
+
+impl Budget {
+    /// Rows that may live of a head after `n` positions; at least 1.
+    pub fn rows(self, n: u32) -> f64 {
+        match self {
+            Budget::Tokens(tokens) => f64::from(tokens.max(1)),
+            Budget::KeptFraction(f) => part(f, n),
+            Budget::Threshold(_) => 1.0,
+        }
+    }
+}
+
+/// ⌈f · n⌉, at least 1.
+pub fn part(f: f64, n: u32) -> f64 {
+    // A hair less, or 0.07 · 100 = 7.000000000000001 would be 8 rows.
+    (f * f64::from(n) * (1.0 - 1e-12)).ceil().max(1.0)
+}
+
+/// Who shares a budget.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Allocate {
+    /// Nobody.
+    Uniform,
+    /// The heads of a layer, each with at least this part of its uniform budget (AdaKV, arXiv 2407.11550).
+    Layer(f64),
+    /// Nobody; early layers have more, the last one 1/β of the mean (PyramidKV, arXiv 2406.02069).
+    Pyramid(f64),
+    /// All heads of all layers.
+    Global,
+}
+
+impl Allocate {
+    /// A layer's budget over the mean one, in a model of `n_layers`, for heads that reach `n` positions with a mean budget
+    /// of `mean` rows.
+    pub fn layer_rows(self, (layer, n_layers): (usize, usize), mean: f64, n: u32) -> f64 {
+        let Allocate::Pyramid(beta) = self else {
+            return mean;
+        };
+        // What the first layers can't use, the last ones get.
+        let most = (2.0 * mean - mean / beta).min(f64::from(n));
+        let least = 2.0 * mean - most;
+        let depth = layer as f64 / (n_layers.max(2) - 1) as f64;
+        (most - (most - least) * depth).round().max(1.0)
+    }
+}
+
+/// Rows that live whatever their scores.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Protect {
+    /// First positions.
+    pub sinks: u32,
+    /// Newest positions.
+    pub recent: u32,
+    /// Others.
+    pub whitelist: Vec<Range<u32>>,
+}
+
+impl Protect {
+    /// Whether the row always lives.
+    pub fn holds(&self, position: u32, n_seen: u32) -> bool {
+        position < self.sinks
+            || position >= n_seen.saturating_sub(self.recent)
+            || self.whitelist.iter().any(|r| r.contains(&position))
+    }
+
+    /// By index, the rows that may leave.
+    pub fn candidates<'a>(&'a self, live: LiveRows<'a>) -> impl Iterator<Item = usize> + 'a {
+        let free = move |&i: &usize| !self.holds(live.positions[i], live.n_seen);
+        (0..live.positions.len()).filter(free)
+    }
+}
+
+/// All of these settings.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rule {
+    /// How many.
+    pub budget: Budget,
+    /// Who shares.
+    pub allocate: Allocate,
+    /// Which always.
+    pub protect: Protect,
+    /// Where segments begin, ascending, the first one's 0 left out.
+    pub segments: Vec<u32>,
+}
+
+impl Rule {
+    /// Reads them; `name` is the stage's. `window`: newest rows that the stage itself must keep.
+    pub fn read(name: &str, params: &Params, window: u32) -> Result<Self, StageError> {
+        let refused = |problem: String| StageError::Parameter {
+            kind: Kind::Retain,
+            name: name.to_owned(),
+            problem,
+        };
+        let protect = Protect {
+            sinks: positions(params, "sinks"),
+            recent: positions(params, "recent").max(window),
+            whitelist: match params.text("whitelist") {
+                Some(text) => ranges(text).map_err(&refused)?,
+                None => Vec::new(),
+            },
+        };
+        let segments = match params.text("segments") {
+            Some(text) => starts(text).map_err(&refused)?,
+            None => Vec::new(),
+        };
+        let threshold = params.float("threshold");
+        let budget = match (
+            params.int("tokens"),
+            params.float("kept_fraction"),
+            threshold,
+        ) {
+            (Some(_), None, None) => Budget::Tokens(positions(params, "tokens")),
+            (None, Some(f), None) => Budget::KeptFraction(f),
+            (None, None, Some(t)) => Budget::Threshold(t as f32),
+            (None, None, None) => {
+                return Err(refused(
+                    "it has no budget: give `tokens` (rows per head) or `kept_fraction` (0 to 1)"
+                        .to_owned(),
+                ));
+            }
+            given => {
+                let (n, f, t) = (given.0.map(|n| n as f64), given.1, given.2);
+                let names = [("tokens", n), ("kept_fraction", f), ("threshold", t)];
+                let given = names
+                    .into_iter()
+                    .filter_map(|(k, v)| Some(format!("`{k}` = {}", v?)));
+                let given: Vec<String> = given.collect();
+                return Err(refused(format!(
+                    "{} are {} budgets: give one of them",
+                    given.join(" and "),
+                    if given.len() == 2 { "two" } else { "three" }
+                )));
+            }
+        };
+        let (sinks, recent) = (protect.sinks, protect.recent);
+        let protected = u64::from(sinks) + u64::from(recent);
+        if let Budget::Tokens(n) = budget
+            && u64::from(n) < protected
+        {
+            return Err(refused(format!(
+                "`tokens` = {n} can't hold the {protected} protected rows (`sinks` = {sinks} and `recent` = {recent}): give \
+                 at least {protected}, or protect fewer"
+            )));
+        }
+        let allocate = match params.text("allocate") {
+            Some("adakv") => Allocate::Layer(params.float("safeguard").unwrap_or(0.0)),
+            Some("pyramid") => Allocate::Pyramid(params.int("beta").unwrap_or(1) as f64),
+            Some("global") => Allocate::Global,
+            _ => Allocate::Uniform,
+        };
+        Ok(Self {
+            budget,
+            allocate,
+            protect,
+            segments,
+        })
+    }
+
+    /// The segments, in order.
+    pub fn segments(&self) -> impl Iterator<Item = Range<u32>> + '_ {
+        let starts = std::iter::once(0).chain(self.segments.iter().copied());
+        let ends = self.segments.iter().copied().chain([u32::MAX]);
+        starts.zip(ends).map(|(start, end)| start..end)
+    }
+}
+
+/// `0-31, 90-99`.
+fn ranges(text: &str) -> Result<Vec<Range<u32>>, String> {
+    let one = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let first: u32 = first.trim().parse().ok()?;
+        let last: u32 = last.trim().parse().ok()?;
+        (first <= last).then_some(first..last.saturating_add(1))
+    };
+    let all: Option<Vec<Range<u32>>> = text.split(',').map(one).collect();
+    all.ok_or_else(|| {
+        format!(
+            "`whitelist` is \"{text}\": give positions and ranges of them, such as \"0-31, 90-99\""
+        )
+    })
+}
+
+/// `120, 800`.
+fn starts(text: &str) -> Result<Vec<u32>, String> {
+    let all: Option<Vec<u32>> = text.split(',').map(|s| s.trim().parse().ok()).collect();
+    all.filter(|s| s.first() != Some(&0) && s.is_sorted_by(|a, b| a < b))
+        .ok_or_else(|| {
+            format!(
+                "`segments` is \"{text}\": give the positions at which the second and later segments begin, ascending, \
+                 such as \"120, 800\""
+            )
+        })
+}

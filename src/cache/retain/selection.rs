@@ -1,0 +1,239 @@
+//! Scores × budget × protection: the retention that all scored stages are.
+//!
+//! Invariants: of equal scores the older row leaves; an evicted row never comes back; while decoding, each head follows
+//! its own budget, which after a compression point is the share of rows that the point left it.
+//!
+//! Six rows of two heads with a budget of three each, one sink, shared between the two (`adakv`, no safeguard):
+//!
+//! ```text
+//! position    0   1   2   3   4   5
+//! head 0      █   9   1   8   7   2     keeps 0 1 3 4
+//! head 1      █   3   1   2   1   6     keeps 0 5
+//! ```
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::super::Needs;
+use super::super::stage::{ContextLayer, LiveRows, NewRow, Params, Retention, Stage, StageError};
+use super::budget::{Allocate, Budget, Rule, part};
+
+/// What rows are worth; higher is kept longer.
+pub trait Score: Send + Sync {
+    /// What it asks of the engine.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+    /// A new row's, of a score that is known when the row comes.
+    fn arrival(&self, row: NewRow<'_>) -> f32 {
+        let _ = row;
+        0.0
+    }
+    /// Those of a context's rows, `[kv_head][token]`, of a score that asks to see the context.
+    fn context(&self, context: ContextLayer<'_>) -> Vec<Vec<f32>> {
+        let _ = context;
+        Vec::new()
+    }
+}
+
+/// A scored retention.
+pub struct Selection<S> {
+    /// What rows are worth.
+    pub score: S,
+    /// Which of them live.
+    pub rule: Rule,
+}
+
+impl<S: Score + 'static> Selection<S> {
+    /// As a stage. `window`: newest rows that the score says nothing about.
+    pub fn stage(name: &str, params: &Params, window: u32, score: S) -> Result<Stage, StageError> {
+        let rule = Rule::read(name, params, window)?;
+        Ok(Stage::Retain(Arc::new(Self { score, rule })))
+    }
+}
+
+impl<S: Score> Retention for Selection<S> {
+    fn needs(&self) -> Needs {
+        self.score.needs()
+    }
+
+    fn score(&self, row: NewRow<'_>) -> f32 {
+        self.score.arrival(row)
+    }
+
+    fn score_context(&self, context: ContextLayer<'_>) -> Vec<Vec<f32>> {
+        self.score.context(context)
+    }
+
+    fn evict(&self, live: LiveRows<'_>) -> Vec<usize> {
+        self.rule.evict(live)
+    }
+
+    fn evict_context(&self, heads: &[Vec<LiveRows<'_>>]) -> Vec<Vec<Vec<usize>>> {
+        self.rule.evict_context(heads)
+    }
+}
+
+/// A row that may leave.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    score: f32,
+    layer: usize,
+    head: usize,
+    index: usize,
+}
+
+impl Rule {
+    /// Rows that leave a head in a decode step.
+    fn evict(&self, live: LiveRows<'_>) -> Vec<usize> {
+        let n_live = live.positions.len();
+        if let Budget::Threshold(least) = self.budget {
+            let low = |&i: &usize| live.scores[i] < least;
+            let mut gone: Vec<usize> = self.protect.candidates(live).filter(low).collect();
+            spare_one(&mut gone, live);
+            return gone;
+        }
+        let budget = match (live.compressed, self.budget) {
+            (Some((kept, of)), Budget::KeptFraction(_)) => {
+                part(f64::from(kept) / f64::from(of.max(1)), live.n_reached)
+            }
+            // A head that was left all its rows has not met its budget yet.
+            (Some((kept, of)), Budget::Tokens(_))
+                if kept < of && self.allocate != Allocate::Uniform =>
+            {
+                f64::from(kept.max(1))
+            }
+            _ => self.budget.rows(live.n_reached),
+        };
+        let excess = n_live.saturating_sub(budget as usize);
+        let candidates: Vec<usize> = match excess {
+            0 => Vec::new(),
+            _ => self.protect.candidates(live).collect(),
+        };
+        lowest(live.scores, candidates, excess)
+    }
+
+    /// Rows that leave at the compression point, `[layer][kv_head]`.
+    fn evict_context(&self, heads: &[Vec<LiveRows<'_>>]) -> Vec<Vec<Vec<usize>>> {
+        let mut gone: Vec<Vec<Vec<usize>>> =
+            heads.iter().map(|l| vec![Vec::new(); l.len()]).collect();
+        if let Budget::Threshold(_) = self.budget {
+            for (gone, heads) in gone.iter_mut().zip(heads) {
+                *gone = heads.iter().map(|&live| self.evict(live)).collect();
+            }
+            return gone;
+        }
+        for segment in self.segments() {
+            let all = (0..heads.len()).flat_map(|l| (0..heads[l].len()).map(move |h| (l, h)));
+            let groups: Vec<Vec<(usize, usize)>> = match self.allocate {
+                Allocate::Uniform | Allocate::Pyramid(_) => all.map(|head| vec![head]).collect(),
+                Allocate::Layer(_) => {
+                    let layer = |l: usize| (0..heads[l].len()).map(|h| (l, h)).collect();
+                    (0..heads.len()).map(layer).collect()
+                }
+                Allocate::Global => vec![all.collect()],
+            };
+            for group in groups {
+                for c in self.excess(heads, &group, &segment) {
+                    gone[c.layer][c.head].push(c.index);
+                }
+            }
+        }
+        for (gone, &live) in gone.iter_mut().flatten().zip(heads.iter().flatten()) {
+            gone.sort_unstable();
+            spare_one(gone, live);
+        }
+        gone
+    }
+
+    /// Rows of one segment that leave heads which share a budget.
+    fn excess(
+        &self,
+        heads: &[Vec<LiveRows<'_>>],
+        group: &[(usize, usize)],
+        segment: &Range<u32>,
+    ) -> Vec<Candidate> {
+        let (mut total, mut n_live, mut free) = (0.0, 0, Vec::new());
+        for &(layer, head) in group {
+            let live = heads[layer][head];
+            let first = live.n_seen - live.n_reached;
+            let n = segment
+                .end
+                .min(live.n_seen)
+                .saturating_sub(segment.start.max(first));
+            let mut rows = self.budget.rows(n);
+            if let Budget::Tokens(_) = self.budget {
+                rows = (rows * f64::from(n) / f64::from(live.n_reached.max(1))).ceil();
+            }
+            let rows = self
+                .allocate
+                .layer_rows((layer, heads.len()), rows, n)
+                .min(f64::from(n));
+            total += rows;
+            let inside = |&i: &usize| segment.contains(&live.positions[i]);
+            n_live += (0..live.positions.len()).filter(inside).count();
+            let mut own: Vec<usize> = self.protect.candidates(live).filter(inside).collect();
+            if let Allocate::Layer(safeguard) = self.allocate {
+                // The head's best rows, as many as it is sure of, compete with nobody.
+                let n_sure = (safeguard * rows) as usize;
+                let n_protected = n as usize - own.len().min(n as usize);
+                let n_free = own.len().saturating_sub(n_sure.saturating_sub(n_protected));
+                own = lowest(live.scores, own, n_free);
+            }
+            free.extend(own.into_iter().map(|index| Candidate {
+                score: live.scores[index],
+                layer,
+                head,
+                index,
+            }));
+        }
+        let excess = n_live.saturating_sub(total as usize);
+        let key = |c: &Candidate| (heads[c.layer][c.head].positions[c.index], c.layer, c.head);
+        lowest_by(free, excess, |a, b| {
+            a.score
+                .total_cmp(&b.score)
+                .then_with(|| key(a).cmp(&key(b)))
+        })
+    }
+}
+
+/// Keeps a head's best row if all would leave.
+fn spare_one(gone: &mut Vec<usize>, live: LiveRows<'_>) {
+    if gone.len() < live.positions.len() || gone.is_empty() {
+        return;
+    }
+    let best = lowest(live.scores, gone.clone(), gone.len() - 1);
+    *gone = best;
+}
+
+/// The `n` lowest scores among `candidates` (all of them if there are fewer), the older of equal ones first; ascending.
+fn lowest(scores: &[f32], candidates: Vec<usize>, n: usize) -> Vec<usize> {
+    let mut rows = lowest_by(candidates, n, |&a, &b| {
+        scores[a].total_cmp(&scores[b]).then(a.cmp(&b))
+    });
+    rows.sort_unstable();
+    rows
+}
+
+/// The `n` first in that order, in any order; all if there are fewer.
+fn lowest_by<T: Copy>(
+    mut rows: Vec<T>,
+    n: usize,
+    order: impl Fn(&T, &T) -> std::cmp::Ordering,
+) -> Vec<T> {
+    match n {
+        0 => Vec::new(),
+        // What nearly every decode step asks for: one pass.
+        1 => rows
+            .into_iter()
+            .min_by(|a, b| order(a, b))
+            .into_iter()
+            .collect(),
+        n if n >= rows.len() => rows,
+        n => {
+            rows.select_nth_unstable_by(n, |a, b| order(a, b));
+            rows.truncate(n);
+            rows
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! `retain`'s seam: what a stage that chooses rows is shown, and what it answers.
+//!
+//! Invariants: while decoding, a decision depends on the rows of its own head and on positions alone, so that any chunk
+//! equals decoding, because the cache asks once per position, in order; at the compression point all heads of all layers
+//! may be weighed against each other.
+
+use super::{LayerGeometry, Needs};
+
+/// One new row as retention sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct NewRow<'a> {
+    /// Layer index.
+    pub layer: usize,
+    /// KV head index.
+    pub kv_head: usize,
+    /// Absolute position.
+    pub position: u32,
+    /// The key in the form in which it is stored, before projection, `[head_dim]`.
+    pub k: &'a [f32],
+    /// The value, `[head_dim]`.
+    pub v: &'a [f32],
+    /// The layer's normalised input, `[n_embd]`; empty unless [`Needs::hidden`] asks for it.
+    pub hidden: &'a [f32],
+}
+
+/// When rows are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// After a decode step.
+    Step,
+    /// At the compression point, after a whole context.
+    CompressionPoint,
+}
+
+/// The live rows of one KV head of one layer, in order of position.
+#[derive(Debug, Clone, Copy)]
+pub struct LiveRows<'a> {
+    /// Absolute positions, ascending.
+    pub positions: &'a [u32],
+    /// Scores in the same order; empty for a stage without scores.
+    pub scores: &'a [f32],
+    /// Positions seen by the sequence, evicted ones included.
+    pub n_seen: u32,
+    /// Of them, those that the layer's sliding window still reaches; all without a window.
+    pub n_reached: u32,
+    /// Rows of the head that the compression point left, of how many positions reached; `None` before it.
+    pub compressed: Option<(u32, u32)>,
+    /// When this is asked.
+    pub moment: Moment,
+}
+
+/// What a stage asks to be shown of a context before its compression point.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ContextNeeds {
+    /// Exact keys and values of all tokens.
+    pub rows: bool,
+    /// Newest tokens whose queries it asks for.
+    pub queries: usize,
+    /// What a reading of the context a second time, in order to repeat it, attends to.
+    pub repetition: bool,
+}
+
+impl ContextNeeds {
+    /// Anything at all.
+    pub fn any(self) -> bool {
+        self != Self::default()
+    }
+
+    /// What either asks for.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            rows: self.rows || other.rows,
+            queries: self.queries.max(other.queries),
+            repetition: self.repetition || other.repetition,
+        }
+    }
+}
+
+/// What the engine saw of one layer while it read a context exactly.
+#[derive(Debug, Clone, Copy)]
+pub struct SeenLayer<'a> {
+    /// Keys before RoPE, `[token][kv_head][head_dim]`.
+    pub k: &'a [f32],
+    /// Values, `[token][kv_head][head_dim]`.
+    pub v: &'a [f32],
+    /// Queries of the newest tokens before RoPE, `[token][head][head_dim]`.
+    pub q: &'a [f32],
+    /// What the repetition attended to.
+    pub repetition: Option<&'a Repetition>,
+}
+
+/// What a repetition of a context attended to in one layer, `[kv_head][token]`.
+///
+/// Source: KVzip (arXiv 2505.23416) for `attention`, KVzap (arXiv 2601.07891) for `weighted`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Repetition {
+    /// The most attention that a row got from any query of the repetition, over the query heads of its group.
+    pub attention: Vec<Vec<f32>>,
+    /// The same with each weight times ‖W_O·v‖ of the row over ‖h‖ of the query's normalised layer input.
+    pub weighted: Vec<Vec<f32>>,
+}
+
+/// One layer of a context with its geometry.
+#[derive(Debug, Clone, Copy)]
+pub struct ContextLayer<'a> {
+    /// Layer index.
+    pub layer: usize,
+    /// Its geometry.
+    pub geometry: &'a LayerGeometry,
+    /// What was seen of it.
+    pub seen: SeenLayer<'a>,
+    /// Tokens of the context.
+    pub n_tokens: usize,
+}
+
+/// `retain`: which rows live, per layer and KV head.
+pub trait Retention: Send + Sync {
+    /// What the stage asks of the engine.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+    /// Whether decisions read scores; if not, none are asked for, stored or handed out.
+    fn is_scored(&self) -> bool {
+        true
+    }
+    /// The score of a new row; higher is kept longer. Called once, when the row arrives.
+    fn score(&self, row: NewRow<'_>) -> f32;
+    /// Scores of a context's rows, `[kv_head][token]`, in place of those that they came with; asked at the compression
+    /// point of a stage whose needs name something of the context.
+    fn score_context(&self, context: ContextLayer<'_>) -> Vec<Vec<f32>> {
+        let _ = context;
+        Vec::new()
+    }
+    /// Indices into `live` (ascending) of rows that leave now. Must leave at least one row unless told otherwise by a
+    /// parameter.
+    fn evict(&self, live: LiveRows<'_>) -> Vec<usize>;
+    /// The same for all heads at the compression point, `[layer][kv_head]`.
+    fn evict_context(&self, heads: &[Vec<LiveRows<'_>>]) -> Vec<Vec<Vec<usize>>> {
+        let layer = |heads: &Vec<LiveRows<'_>>| heads.iter().map(|&h| self.evict(h)).collect();
+        heads.iter().map(layer).collect()
+    }
+}
