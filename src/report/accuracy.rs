@@ -4,7 +4,9 @@
 //! likely, one with a single option when each of its tokens is the most likely one (greedy); the first of equals counts.
 
 use crate::eval::records::{AnswerRecord, GeneratedRecord, ItemRecord, OptionRecord};
-use crate::eval::stats::{ACCURACY_MARGIN, Comparison, Estimate, Judged, Sense, judge};
+use crate::eval::stats::Estimate;
+
+use super::matches::PairedAnswers;
 
 /// Accuracy by one rule.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -20,26 +22,16 @@ pub struct Rate {
 /// Answers of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Accuracy {
-    /// Questions.
-    pub n_questions: usize,
     /// By likelihood.
     pub acc: Rate,
-    /// The strategy's accuracy less the reference's, with its tests: McNemar's where each item is one question.
-    pub comparison: Comparison,
-    /// What may be said of it among the rows of its table.
-    pub judged: Judged,
+    /// Strategy against reference.
+    pub paired: PairedAnswers,
     /// By likelihood per character; `None` where questions have one option.
     pub acc_norm: Option<Rate>,
-    /// Questions that the reference gets right and the strategy does not.
-    pub n_lost: usize,
-    /// Questions that the strategy alone gets right.
-    pub n_gained: usize,
     /// Part of the reference's right answers that the strategy gives too; `None` where it has none.
     pub kept: Option<Estimate>,
     /// Part of the questions in which both choose the same option, or both are greedy or not.
     pub same_choice: Estimate,
-    /// −ln p of the right option minus the reference's, nats per token, paired.
-    pub gold_delta_nll: Estimate,
     /// Worth of generated answers.
     pub generated: Option<Rate>,
 }
@@ -55,19 +47,19 @@ impl Accuracy {
             .copied()
             .filter(|r| !r.answers.is_empty())
             .collect();
-        let per = |of: &dyn Fn(&AnswerRecord) -> f64, over: &dyn Fn(&AnswerRecord) -> f64| {
-            let sum = |f: &dyn Fn(&AnswerRecord) -> f64| -> Vec<f64> {
-                let item = |r: &&ItemRecord| r.answers.iter().map(f).sum();
-                answered.iter().map(item).collect()
-            };
-            Estimate::ratio(&sum(of), &sum(over))
+        let sum = |f: &dyn Fn(&AnswerRecord) -> f64| -> Vec<f64> {
+            let item = |r: &&ItemRecord| r.answers.iter().map(f).sum();
+            answered.iter().map(item).collect()
         };
+        let asked = sum(&|_| 1.0);
         let rate = |strategy: &dyn Fn(&AnswerRecord) -> f64,
                     reference: &dyn Fn(&AnswerRecord) -> f64| {
+            let (ours, full) = (sum(strategy), sum(reference));
+            let delta = sum(&|a| strategy(a) - reference(a));
             Some(Rate {
-                value: per(strategy, &|_| 1.0)?,
-                reference: per(reference, &|_| 1.0)?,
-                delta: per(&|a| strategy(a) - reference(a), &|_| 1.0)?,
+                value: Estimate::proportion(&ours, &asked)?,
+                reference: Estimate::proportion(&full, &asked)?,
+                delta: Estimate::ratio(&delta, &asked)?.within(-1.0, 1.0),
             })
         };
         let all = || answered.iter().flat_map(|r| &r.answers);
@@ -76,16 +68,14 @@ impl Accuracy {
         let has_options = all().any(|a| a.options.len() > 1);
         let is_generated = all().any(|a| a.generated.is_some());
         let mut acc = rate(&|a| one(right(a)), &|a| one(right_reference(a)))?;
-        let comparison = compare(&answered, &acc.delta, (&right, &right_reference))?;
-        acc.delta = comparison.delta;
+        let paired = PairedAnswers::with_reference(&answered)?;
+        acc.delta = paired.comparison.delta;
         let score = |of: Side<GeneratedRecord>| {
             move |a: &AnswerRecord| a.generated.as_ref().map_or(0.0, of)
         };
         Some(Self {
-            n_questions: all().count(),
             acc,
-            comparison,
-            judged: judge(&[comparison], Sense::HigherIsBetter)[0],
+            paired,
             acc_norm: match has_options {
                 true => rate(
                     &|a| one(is_right(a, OptionRecord::strategy, Per::Character)),
@@ -93,49 +83,17 @@ impl Accuracy {
                 ),
                 false => None,
             },
-            n_lost: all().filter(|a| right_reference(a) && !right(a)).count(),
-            n_gained: all().filter(|a| right(a) && !right_reference(a)).count(),
-            kept: per(&|a| one(right(a) && right_reference(a)), &|a| {
-                one(right_reference(a))
-            }),
-            same_choice: per(&|a| one(is_same(a)), &|_| 1.0)?,
-            gold_delta_nll: per(
-                &|a| {
-                    a.options
-                        .get(a.gold)
-                        .map_or(0.0, |o| o.nll - o.nll_reference)
-                },
-                &|a| a.options.get(a.gold).map_or(0.0, |o| o.n_tokens as f64),
-            )?,
+            kept: Estimate::proportion(
+                &sum(&|a| one(right(a) && right_reference(a))),
+                &sum(&|a| one(right_reference(a))),
+            ),
+            same_choice: Estimate::proportion(&sum(&|a| one(is_same(a))), &asked)?,
             generated: match is_generated {
                 true => rate(&score(|g| g.score), &score(|g| g.score_reference)),
                 false => None,
             },
         })
     }
-}
-
-/// Whether an answer is right.
-type Right<'a> = &'a dyn Fn(&AnswerRecord) -> bool;
-
-/// Strategy against reference. Several questions on one context are alike and count as one cluster, unless the two never
-/// disagree: then there is nothing to tell clusters by. Equal likelihoods to the bit are no test.
-fn compare(
-    items: &[&ItemRecord],
-    delta: &Estimate,
-    (right, right_reference): (Right<'_>, Right<'_>),
-) -> Option<Comparison> {
-    let all = || items.iter().flat_map(|r| &r.answers);
-    let is_same = |o: &OptionRecord| o.nll == o.nll_reference;
-    if all().all(|a| a.options.iter().all(is_same)) {
-        return Some(Comparison::identical(*delta, ACCURACY_MARGIN));
-    }
-    let is_single = items.iter().all(|r| r.answers.len() == 1);
-    if is_single || all().all(|a| right(a) == right_reference(a)) {
-        let sides: (Vec<bool>, Vec<bool>) = all().map(|a| (right(a), right_reference(a))).unzip();
-        return Comparison::of_answers(&sides.0, &sides.1, ACCURACY_MARGIN);
-    }
-    Some(Comparison::new(*delta, ACCURACY_MARGIN))
 }
 
 impl OptionRecord {

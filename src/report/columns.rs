@@ -138,7 +138,11 @@ pub static COLUMNS: &[Column] = &[
         head: "lost/gained",
         tex: "lost/gained",
         rank: 3,
-        text: |_, s| of_answers(s, |a| format!("{}/{}", a.n_lost, a.n_gained)),
+        text: |_, s| {
+            of_answers(s, |a| {
+                format!("{}/{}", a.paired.n_only_b, a.paired.n_only_a)
+            })
+        },
     },
     Column {
         head: "same choice %",
@@ -156,7 +160,7 @@ pub static COLUMNS: &[Column] = &[
         head: "gold ΔNLL",
         tex: r"gold $\Delta$NLL",
         rank: 1,
-        text: |_, s| of_answers(s, |a| signed_estimate(&a.gold_delta_nll)),
+        text: |_, s| of_answers(s, |a| signed_estimate(&a.paired.gold_delta_nll)),
     },
     Column {
         head: "generated %",

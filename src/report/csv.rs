@@ -183,9 +183,9 @@ pub fn pairs(report: &Report) -> String {
             out.push(
                 place
                     .into_iter()
-                    .chain(values(PAIR, |text| text(&pair.paired)))
+                    .chain(values(PAIR, |text| text(pair)))
                     .chain(values(TESTS, |text| {
-                        text(&(pair.paired.comparison, pair.paired.judged))
+                        text(&(*pair.comparison(), *pair.judged()))
                     })),
             );
         }

@@ -5,12 +5,14 @@
 
 use crate::cache::strategy::ExactFormat;
 use crate::eval::bars::Bound;
-use crate::eval::stats::{Comparison, Estimate, Judged, Over, Paired};
+use crate::eval::stats::{Comparison, Estimate, Judged, Over};
 
 use super::accuracy::Accuracy;
 use super::bars::BarRow;
 use super::columns::{key_form, side, stages};
+use super::matches::PairedAnswers;
 use super::measures::{Latency, Memory, Repetition};
+use super::pairs::PairRow;
 use super::positions::{Bucket, Positions};
 use super::rows::{Group, Report, Row, Scores};
 use super::texts::Texts;
@@ -110,9 +112,11 @@ pub(super) static SCORES: &[Field<Scores>] = &[
         optional(s.quality.context_benefit_kept.and_then(|e| e.se))
     }),
     ("n_questions", |s| {
-        of_answers(s, |a| a.n_questions.to_string())
+        of_answers(s, |a| a.paired.n_questions.to_string())
     }),
     ("acc", |s| of_answers(s, |a| number(a.acc.value.value))),
+    ("acc_low", |s| of_answers(s, |a| low(&a.acc.value))),
+    ("acc_high", |s| of_answers(s, |a| high(&a.acc.value))),
     ("acc_se", |s| of_answers(s, |a| optional(a.acc.value.se))),
     ("acc_reference", |s| {
         of_answers(s, |a| number(a.acc.reference.value))
@@ -128,8 +132,12 @@ pub(super) static SCORES: &[Field<Scores>] = &[
     ("acc_norm_reference", |s| {
         of_answers(s, |a| optional(a.acc_norm.map(|r| r.reference.value)))
     }),
-    ("n_lost", |s| of_answers(s, |a| a.n_lost.to_string())),
-    ("n_gained", |s| of_answers(s, |a| a.n_gained.to_string())),
+    ("n_lost", |s| {
+        of_answers(s, |a| a.paired.n_only_b.to_string())
+    }),
+    ("n_gained", |s| {
+        of_answers(s, |a| a.paired.n_only_a.to_string())
+    }),
     ("kept_of_right", |s| {
         of_answers(s, |a| optional(a.kept.map(|k| k.value)))
     }),
@@ -137,10 +145,10 @@ pub(super) static SCORES: &[Field<Scores>] = &[
         of_answers(s, |a| number(a.same_choice.value))
     }),
     ("gold_delta_nll", |s| {
-        of_answers(s, |a| number(a.gold_delta_nll.value))
+        of_answers(s, |a| number(a.paired.gold_delta_nll.value))
     }),
     ("gold_delta_nll_se", |s| {
-        of_answers(s, |a| optional(a.gold_delta_nll.se))
+        of_answers(s, |a| optional(a.paired.gold_delta_nll.se))
     }),
     ("generated", |s| {
         of_answers(s, |a| optional(a.generated.map(|r| r.value.value)))
@@ -363,17 +371,38 @@ pub(super) static BAR: &[Field<BarRow>] = &[
     ("verdict", BarRow::words),
 ];
 
-pub(super) static PAIR: &[Field<Paired>] = &[
-    ("n_items", |p| p.delta().n.to_string()),
-    ("delta_nll", |p| number(p.delta().value)),
-    ("delta_nll_low", |p| low(p.delta())),
-    ("delta_nll_high", |p| high(p.delta())),
+pub(super) static PAIR: &[Field<PairRow>] = &[
+    ("n_items", |p| p.paired.delta().n.to_string()),
+    ("delta_nll", |p| number(p.paired.delta().value)),
+    ("delta_nll_low", |p| low(p.paired.delta())),
+    ("delta_nll_high", |p| high(p.paired.delta())),
     ("delta_ppl_percent", |p| {
-        number(p.ppl_change_percent().value)
+        number(p.paired.ppl_change_percent().value)
     }),
-    ("p", |p| optional(p.comparison.p)),
-    ("p_wilcoxon", |p| number(p.wilcoxon.p)),
-    ("verdict", |p| p.judged.verdict.to_string()),
+    ("n_questions", |p| of_pair(p, |a| a.n_questions.to_string())),
+    ("delta_acc", |p| {
+        of_pair(p, |a| number(a.comparison.delta.value))
+    }),
+    ("delta_acc_low", |p| {
+        of_pair(p, |a| low(&a.comparison.delta))
+    }),
+    ("delta_acc_high", |p| {
+        of_pair(p, |a| high(&a.comparison.delta))
+    }),
+    ("n_only_a", |p| of_pair(p, |a| a.n_only_a.to_string())),
+    ("n_only_b", |p| of_pair(p, |a| a.n_only_b.to_string())),
+    ("gold_delta_nll", |p| {
+        of_pair(p, |a| number(a.gold_delta_nll.value))
+    }),
+    ("gold_delta_nll_low", |p| {
+        of_pair(p, |a| low(&a.gold_delta_nll))
+    }),
+    ("gold_delta_nll_high", |p| {
+        of_pair(p, |a| high(&a.gold_delta_nll))
+    }),
+    ("p", |p| optional(p.comparison().p)),
+    ("p_wilcoxon", |p| number(p.paired.wilcoxon.p)),
+    ("verdict", |p| p.judged().verdict.to_string()),
 ];
 
 /// What else is told of a comparison.
@@ -418,6 +447,10 @@ fn of_texts(scores: &Scores, f: fn(&Texts) -> String) -> String {
 
 fn of_answers(scores: &Scores, f: fn(&Accuracy) -> String) -> String {
     scores.accuracy.as_ref().map_or_else(String::new, f)
+}
+
+fn of_pair(pair: &PairRow, f: fn(&PairedAnswers) -> String) -> String {
+    pair.answers.as_ref().map_or_else(String::new, f)
 }
 
 fn of_memory(scores: &Scores, f: fn(&Memory) -> f64) -> String {

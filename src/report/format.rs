@@ -67,9 +67,17 @@ pub fn estimate(estimate: &Estimate) -> String {
         x if x < -MAX_ERROR => "<-1e6".to_owned(),
         x if is_small && x != 0.0 => format!("{x:.1e}"),
         _ if is_small => "0".to_owned(),
-        x => format!("{x:.fixed$}"),
+        x => unsigned_zero(format!("{x:.fixed$}")),
     };
     format!("{} [{}, {}]", text(value), text(low), text(high))
+}
+
+/// What is rounded to 0 has no sign.
+fn unsigned_zero(text: String) -> String {
+    match text.strip_prefix('-') {
+        Some(rest) if rest.chars().all(|c| c == '0' || c == '.') => rest.to_owned(),
+        _ => text,
+    }
 }
 
 /// [`estimate`] with the value's sign always shown.
@@ -127,7 +135,8 @@ pub fn count(n: usize, noun: &str) -> String {
 
 /// Digits after the point that show `digits` significant ones.
 fn decimals(value: f64, digits: i32) -> usize {
-    let exponent = value.abs().log10().floor() as i32;
+    // What a sum's last bit keeps from a power of ten counts as one.
+    let exponent = (value.abs().log10() + 1e-12).floor() as i32;
     usize::try_from(digits - 1 - exponent).unwrap_or(0)
 }
 
@@ -172,6 +181,10 @@ mod tests {
         assert_eq!(estimate(&of(0.0, 0.0, 0.0)), "0 [0, 0]");
         assert_eq!(estimate(&of(12.3, -99.0, f64::INFINITY)), "12 [-99, >1e6]");
         assert_eq!(signed_estimate(&of(0.5, 0.25, 0.75)), "+0.50 [0.25, 0.75]");
+        assert_eq!(
+            signed_estimate(&of(-0.001, -0.25, 0.004)),
+            "0.00 [-0.25, 0.00]"
+        );
         let none = Estimate {
             interval: None,
             ..of(-0.5, 0.0, 0.0)
@@ -185,6 +198,7 @@ mod tests {
         assert_eq!(significant(4.5, 3), "4.50");
         assert_eq!(significant(0.00001234, 3), "1.2e-5");
         assert_eq!(significant(0.0, 3), "0");
+        assert_eq!(significant(1.0 - f64::EPSILON, 2), "1.0");
         assert_eq!(significant(f64::NAN, 3), "");
     }
 

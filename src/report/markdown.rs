@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::eval::stats::Estimate;
+use crate::eval::stats::{Comparison, Estimate};
 
 use super::columns::{COLUMNS, Text, TextRow, p_holm, text};
 use super::conventions::{own, shared, short, verdicts};
@@ -163,26 +163,72 @@ pub fn pairs(report: &Report) -> String {
         verdicts(),
     );
     document(report, "pairs of strategies", &[intro], |group, out| {
-        let heads = [
-            "a", "b", "ΔPPL %", "ΔNLL", "p", "p (Holm)", "Wilcoxon", "n", "a is",
-        ];
-        let rows = group.pairs.iter().map(|pair| {
-            let paired = &pair.paired;
-            let p = paired.comparison.p;
-            vec![
-                pair.a.clone(),
-                pair.b.clone(),
-                signed_estimate(&paired.ppl_change_percent()),
-                signed_estimate(paired.delta()),
-                p.map_or_else(String::new, |p| significant(p, 2)),
-                p_holm(&paired.judged),
-                significant(paired.wilcoxon.p, 2),
-                paired.delta().n.to_string(),
-                paired.judged.to_string(),
-            ]
-        });
-        out.push_str(&table(&plain(&heads, rows)));
+        if group.pairs.iter().any(|pair| pair.answers.is_some()) {
+            out.push_str(ANSWERS_INTRO);
+            out.push_str(&table(&answers_text(group)));
+        } else {
+            out.push_str(&table(&likelihoods_text(group)));
+        }
     })
+}
+
+fn likelihoods_text(group: &Group) -> Text {
+    let heads = [
+        "a", "b", "ΔPPL %", "ΔNLL", "p", "p (Holm)", "Wilcoxon", "n", "a is",
+    ];
+    let rows = group.pairs.iter().map(|pair| {
+        let paired = &pair.paired;
+        vec![
+            pair.a.clone(),
+            pair.b.clone(),
+            signed_estimate(&paired.ppl_change_percent()),
+            signed_estimate(paired.delta()),
+            p(&paired.comparison),
+            p_holm(&paired.judged),
+            significant(paired.wilcoxon.p, 2),
+            paired.delta().n.to_string(),
+            paired.judged.to_string(),
+        ]
+    });
+    plain(&heads, rows)
+}
+
+const ANSWERS_INTRO: &str = "Right answers of a less those of b, percentage points. p is McNemar's, exact, where each \
+    context has one question or the two never disagree, else that of the difference over contexts. gold ΔNLL: of the \
+    right option, a's less b's, nats per token; it has no part in the verdict.\n\n";
+
+fn answers_text(group: &Group) -> Text {
+    let heads = [
+        "a",
+        "b",
+        "Δacc pp",
+        "a alone/b alone",
+        "p",
+        "p (Holm)",
+        "n",
+        "gold ΔNLL",
+        "a is",
+    ];
+    let rows = group.pairs.iter().filter_map(|pair| {
+        let answers = pair.answers.as_ref()?;
+        Some(vec![
+            pair.a.clone(),
+            pair.b.clone(),
+            signed_estimate(&answers.comparison.delta.scaled(100.0)),
+            format!("{}/{}", answers.n_only_a, answers.n_only_b),
+            p(&answers.comparison),
+            p_holm(&answers.judged),
+            answers.n_questions.to_string(),
+            signed_estimate(&answers.gold_delta_nll),
+            answers.judged.to_string(),
+        ])
+    });
+    plain(&heads, rows)
+}
+
+fn p(comparison: &Comparison) -> String {
+    let p = comparison.p;
+    p.map_or_else(String::new, |p| significant(p, 2))
 }
 
 /// Title, provenance, what all sections share, then a section per group.

@@ -20,6 +20,7 @@ pub mod latex;
 pub mod layers;
 pub mod lm_eval;
 pub mod markdown;
+pub mod matches;
 pub mod measures;
 pub mod pairs;
 pub mod positions;

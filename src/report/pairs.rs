@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 
 use crate::eval::records::ItemRecord;
-use crate::eval::stats::{self, Comparison, Pair, Paired, Sense};
+use crate::eval::stats::{Comparison, Judged, Pair, Paired};
 
+use super::matches::PairedAnswers;
 use super::rows::{Located, Outcome, Row};
 
 /// Two rows on the items that both have.
@@ -21,6 +22,22 @@ pub struct PairRow {
     pub b: String,
     /// NLL(a) − NLL(b).
     pub paired: Paired,
+    /// Their answers, where questions were asked.
+    pub answers: Option<PairedAnswers>,
+}
+
+impl PairRow {
+    /// a against b: in right answers, where questions were asked, else in likelihood.
+    pub fn comparison(&self) -> &Comparison {
+        let answers = self.answers.as_ref().map(|a| &a.comparison);
+        answers.unwrap_or(&self.paired.comparison)
+    }
+
+    /// The words: of the answers, where questions were asked, else of the likelihood.
+    pub fn judged(&self) -> &Judged {
+        let answers = self.answers.as_ref().map(|a| &a.judged);
+        answers.unwrap_or(&self.paired.judged)
+    }
 }
 
 /// Compares every two scored rows on their common items, in order.
@@ -32,27 +49,31 @@ pub(super) fn pairs(rows: &[(Row, Vec<Located<'_>>)]) -> Vec<PairRow> {
         .into_par_iter()
         .filter_map(|(i, j)| {
             let ((a, items_a), (b, items_b)) = (&rows[i], &rows[j]);
+            let common = common(items_a, items_b);
             Some(PairRow {
                 a: a.label.clone(),
                 b: b.label.clone(),
-                paired: compare(items_a, items_b)?,
+                paired: compare(&common)?,
+                answers: PairedAnswers::of_rows(&common),
             })
         })
         .collect();
-    let mut table: Vec<&mut Paired> = out.iter_mut().map(|pair| &mut pair.paired).collect();
-    Paired::judge_table(&mut table);
+    judge_tables(out.iter_mut().map(|p| (&mut p.paired, p.answers.as_mut())));
     out
 }
 
-fn compare(a: &[Located<'_>], b: &[Located<'_>]) -> Option<Paired> {
+/// The items that both have, in order.
+fn common<'a>(a: &[Located<'a>], b: &[Located<'a>]) -> Vec<(&'a ItemRecord, &'a ItemRecord)> {
     let known: BTreeMap<(usize, usize), &ItemRecord> = b
         .iter()
         .map(|&(data, item)| ((data, item.item), item))
         .collect();
-    let common: Vec<(&ItemRecord, &ItemRecord)> = a
-        .iter()
+    a.iter()
         .filter_map(|&(data, one)| Some((one, *known.get(&(data, one.item))?)))
-        .collect();
+        .collect()
+}
+
+fn compare(common: &[(&ItemRecord, &ItemRecord)]) -> Option<Paired> {
     let sums: Vec<Pair> = common
         .iter()
         .map(|(one, two)| Pair {
@@ -63,7 +84,7 @@ fn compare(a: &[Located<'_>], b: &[Located<'_>]) -> Option<Paired> {
         })
         .collect();
     let paired = Paired::compare(&sums)?;
-    Some(match common[..] {
+    Some(match *common {
         [(one, two)] => paired.over_tokens(&differences(&one.tokens.nll, &two.tokens.nll)),
         _ => paired,
     })
@@ -75,19 +96,23 @@ pub(super) fn differences(a: &[f32], b: &[f32]) -> Vec<f64> {
     pairs.map(|(&a, &b)| f64::from(a) - f64::from(b)).collect()
 }
 
-/// Judges each row against the reference, as one table: its likelihood, and its answers.
+/// Judges each row against the reference.
 pub(super) fn judge(rows: &mut [(Row, Vec<Located<'_>>)]) {
-    let (mut likelihoods, mut answers) = (Vec::new(), Vec::new());
-    for (row, _) in rows {
-        if let Outcome::Scored(scores) = &mut row.outcome {
-            likelihoods.push(&mut scores.quality.paired);
-            answers.extend(scores.accuracy.as_mut());
-        }
-    }
+    judge_tables(
+        rows.iter_mut()
+            .filter_map(|(row, _)| match &mut row.outcome {
+                Outcome::Scored(scores) => Some((
+                    &mut scores.quality.paired,
+                    scores.accuracy.as_mut().map(|a| &mut a.paired),
+                )),
+                Outcome::Failed(_) | Outcome::Skipped(_) | Outcome::Pending => None,
+            }),
+    );
+}
+
+/// Likelihoods are one table of hypotheses, answers another.
+fn judge_tables<'a>(rows: impl Iterator<Item = (&'a mut Paired, Option<&'a mut PairedAnswers>)>) {
+    let (mut likelihoods, answers): (Vec<_>, Vec<_>) = rows.unzip();
     Paired::judge_table(&mut likelihoods);
-    let comparisons: Vec<Comparison> = answers.iter().map(|a| a.comparison).collect();
-    let judged = stats::judge(&comparisons, Sense::HigherIsBetter);
-    for (answers, judged) in answers.iter_mut().zip(judged) {
-        answers.judged = judged;
-    }
+    PairedAnswers::judge_table(&mut answers.into_iter().flatten().collect::<Vec<_>>());
 }

@@ -148,13 +148,13 @@ impl Group {
 impl Scores {
     /// Against the reference: in right answers, where questions were asked, else in likelihood.
     pub fn comparison(&self) -> &Comparison {
-        let answers = self.accuracy.as_ref().map(|a| &a.comparison);
+        let answers = self.accuracy.as_ref().map(|a| &a.paired.comparison);
         answers.unwrap_or(&self.quality.paired.comparison)
     }
 
     /// The words: of the answers, where questions were asked, else of the likelihood.
     pub fn judged(&self) -> &Judged {
-        let answers = self.accuracy.as_ref().map(|a| &a.judged);
+        let answers = self.accuracy.as_ref().map(|a| &a.paired.judged);
         answers.unwrap_or(&self.quality.paired.judged)
     }
 }

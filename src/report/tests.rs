@@ -11,6 +11,7 @@ use crate::eval::records::{CellRecord, ItemRecord};
 use crate::eval::stats::Verdict;
 use rows::{Group, Row};
 
+mod answers;
 mod drift;
 
 fn open(dir: &Path) -> Bundle {

@@ -19,6 +19,7 @@ pub mod bootstrap;
 pub mod holm;
 pub mod mcnemar;
 pub mod paired;
+mod proportion;
 pub mod verdict;
 pub mod wilcoxon;
 
@@ -68,19 +69,8 @@ pub struct Estimate {
 impl Estimate {
     /// The estimate from each cluster's numerator and denominator; `None` without clusters or where Σy is 0.
     pub fn ratio(numerators: &[f64], denominators: &[f64]) -> Option<Self> {
+        let (value, se, residuals) = Self::linearised(numerators, denominators)?;
         let n = numerators.len();
-        let total: f64 = denominators.iter().sum();
-        if n == 0 || n != denominators.len() || total == 0.0 {
-            return None;
-        }
-        let value = numerators.iter().sum::<f64>() / total;
-        let residuals: Vec<f64> = numerators
-            .iter()
-            .zip(denominators)
-            .map(|(x, y)| x - value * y)
-            .collect();
-        let squares: f64 = residuals.iter().map(|e| e * e).sum();
-        let se = (n > 1).then(|| (n as f64 / (n - 1) as f64 * squares).sqrt() / total.abs());
         let interval = se.map(|se| {
             let (low, high) = bootstrap::studentized_quantiles(&residuals, denominators, se)
                 .unwrap_or_else(|| {
@@ -98,28 +88,30 @@ impl Estimate {
         })
     }
 
+    /// Σx / Σy, its error and the residuals x − R·y.
+    fn linearised(
+        numerators: &[f64],
+        denominators: &[f64],
+    ) -> Option<(f64, Option<f64>, Vec<f64>)> {
+        let n = numerators.len();
+        let total: f64 = denominators.iter().sum();
+        if n == 0 || n != denominators.len() || total == 0.0 {
+            return None;
+        }
+        let value = numerators.iter().sum::<f64>() / total;
+        let residuals: Vec<f64> = numerators
+            .iter()
+            .zip(denominators)
+            .map(|(x, y)| x - value * y)
+            .collect();
+        let squares: f64 = residuals.iter().map(|e| e * e).sum();
+        let se = (n > 1).then(|| (n as f64 / (n - 1) as f64 * squares).sqrt() / total.abs());
+        Some((value, se, residuals))
+    }
+
     /// The mean of one number per item.
     pub fn mean(values: &[f64]) -> Option<Self> {
         Self::ratio(values, &vec![1.0; values.len()])
-    }
-
-    /// The fraction of items that hold, with Wilson's interval (E. B. Wilson, JASA 1927). The error is lm-eval's:
-    /// √(f(1 − f)/(n − 1)). `None` without items.
-    pub fn fraction(holds: &[bool]) -> Option<Self> {
-        let n = holds.len();
-        let count = holds.iter().filter(|&&h| h).count() as f64;
-        let size = n as f64;
-        let value = (n > 0).then(|| count / size)?;
-        let z = normal().inverse_cdf(0.5 + COVERAGE / 2.0);
-        let middle = (count + z * z / 2.0) / (size + z * z);
-        let half = z / (size + z * z) * (size * value * (1.0 - value) + z * z / 4.0).sqrt();
-        Some(Self {
-            value,
-            n,
-            se: (n > 1).then(|| (value * (1.0 - value) / (size - 1.0)).sqrt()),
-            interval: (n > 1).then(|| ((middle - half).max(0.0), (middle + half).min(1.0))),
-            over: Over::Items,
-        })
     }
 
     /// Half the width of the 95 % interval.
