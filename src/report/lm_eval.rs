@@ -1,7 +1,8 @@
 //! A results file of lm-evaluation-harness as rows of a table, to stand beside ours.
 //!
-//! Read are `results` (`"acc,none"`, `"acc_stderr,none"`), `versions`, `n-shot`, `n-samples`, `higher_is_better`, `model_name` and
-//! `git_hash`, as version 0.4 of the harness writes them.
+//! Read are `results` (`"acc,none"`, `"acc_stderr,none"`), `versions`, `n-shot`, `n-samples`, `higher_is_better`, `model_name`,
+//! `lm_eval_version` and `git_hash`, as version 0.4 of the harness writes them. A group of tasks is a row like a task; what it is
+//! over is in its own `sample_count`.
 //!
 //! Invariant: one row per task, filter and metric; what the file does not say is empty, never 0.
 
@@ -64,6 +65,8 @@ pub struct PeerRow {
     pub stderr: Option<f64>,
     /// Items that were scored.
     pub n: Option<u64>,
+    /// Version of the harness.
+    pub lm_eval_version: Option<String>,
     /// Commit of the harness.
     pub git_hash: Option<String>,
 }
@@ -122,6 +125,7 @@ fn rows_of(file: &Value, task: &str, metrics: &Map<String, Value>) -> Vec<PeerRo
             return None;
         }
         let stderr = metrics.get(&format!("{metric}_stderr,{filter}"));
+        let of_group = || metrics.get("sample_count").and_then(|count| count.get(key));
         Some(PeerRow {
             model: model.clone().unwrap_or_default(),
             task: task.to_owned(),
@@ -137,7 +141,9 @@ fn rows_of(file: &Value, task: &str, metrics: &Map<String, Value>) -> Vec<PeerRo
             stderr: stderr.and_then(Value::as_f64),
             n: of_task("n-samples")
                 .and_then(|n| n.get("effective"))
+                .or_else(of_group)
                 .and_then(Value::as_u64),
+            lm_eval_version: text("lm_eval_version"),
             git_hash: text("git_hash"),
         })
     };
@@ -146,8 +152,18 @@ fn rows_of(file: &Value, task: &str, metrics: &Map<String, Value>) -> Vec<PeerRo
 
 /// The rows as the harness's own table, with n.
 pub fn markdown(rows: &[PeerRow]) -> String {
-    let mut out = String::from(
-        "lm-evaluation-harness; Stderr is its own: one standard error of the mean over items\n\n\
+    let mut versions: Vec<&str> = Vec::new();
+    for version in rows.iter().filter_map(|r| r.lm_eval_version.as_deref()) {
+        if !versions.contains(&version) {
+            versions.push(version);
+        }
+    }
+    let version = match versions.is_empty() {
+        true => String::new(),
+        false => format!(" {}", versions.join(", ")),
+    };
+    let mut out = format!(
+        "lm-evaluation-harness{version}; Stderr is its own: one standard error of the mean over items\n\n\
          | model | task | version | filter | n-shot | metric | | value | | stderr | n |\n\
          |---|---|---:|---|---:|---|---|---:|---|---:|---:|\n",
     );
@@ -258,6 +274,42 @@ mod tests {
         );
         assert!(
             table.contains("| acc_norm | ↑ | 0.5800 |  |  | 50 |"),
+            "{table}"
+        );
+    }
+
+    /// What `lm_eval run` 0.4.13 wrote of SmolLM2-135M-Instruct, a group of two tasks among them; templates, prompts and
+    /// facts about the machine are left out.
+    #[test]
+    fn a_file_that_the_harness_wrote() {
+        let text = include_str!("../../tests/golden/lm_eval_results.json");
+        let rows = parse("results.json", text).unwrap();
+        let of = |task: &str| {
+            let found = rows.iter().filter(|r| r.task == task);
+            found
+                .map(|r| (r.metric.as_str(), r.value, r.n))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            of("piqa_local"),
+            [
+                ("acc", Some(0.7), Some(20)),
+                ("acc_norm", Some(0.7), Some(20))
+            ]
+        );
+        assert_eq!(of("choice_local"), [("acc", Some(0.675), Some(40))]);
+        assert_eq!(of("gsm8k_local").len(), 2);
+        assert!(
+            rows.iter()
+                .all(|r| r.lm_eval_version.as_deref() == Some("0.4.13"))
+        );
+        assert!(
+            rows.iter()
+                .all(|r| r.git_hash.is_none() && r.stderr.is_some())
+        );
+        let table = markdown(&rows);
+        assert!(
+            table.starts_with("lm-evaluation-harness 0.4.13; "),
             "{table}"
         );
     }
