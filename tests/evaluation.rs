@@ -30,7 +30,6 @@ struct Tiny {
     model: Transformer<Cpu>,
     geometry: Geometry,
     clock: SystemClock,
-    repeat: None,
     built: Built,
 }
 
@@ -42,7 +41,6 @@ impl Tiny {
             model,
             geometry,
             clock: SystemClock::new(),
-            repeat: None,
             built: Built::default(),
         }
     }
