@@ -51,6 +51,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Write base logits to llama.cpp's file, or judge strategies by one: perplexity and KL divergence.
     Kld(KldArgs),
+    /// Fit what a strategy learns, and write its weights: a gate that says which rows will be needed.
+    Train(TrainArgs),
     /// Hold a strategy, or a new stage, against the conformance suite.
     CheckStrategy(CheckStrategyArgs),
 }
@@ -206,6 +208,29 @@ pub struct FetchArgs {
     /// Where to put and to look.
     #[command(flatten)]
     pub places: Places,
+    /// No progress
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// `kvlab train`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  kvlab train experiments/artifacts/gate-smollm2-135m-instruct.toml
+  kvlab train gate.toml -s data.windows=4 -s 'file=\"/tmp/gate.safetensors\"'")]
+pub struct TrainArgs {
+    /// The training's TOML file
+    pub file: PathBuf,
+    /// Change one setting; may be repeated: -s data.windows=4
+    #[arg(long, short = 's', value_name = "KEY.PATH=VALUE")]
+    pub set: Vec<String>,
+    /// Where to look.
+    #[command(flatten)]
+    pub places: Places,
+    /// Threads; never changes a number [default: all]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u16>,
     /// No progress
     #[arg(long, short)]
     pub quiet: bool,

@@ -60,3 +60,4 @@ pub mod engine;
 pub mod eval;
 pub mod model;
 pub mod report;
+pub mod train;

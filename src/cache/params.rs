@@ -53,13 +53,20 @@ pub enum Domain {
         /// Largest value.
         max: f64,
     },
+    /// Any real number.
+    Real,
     /// One of several words; a number is compared as it is printed, so `2.5` may be one of them.
     Choice {
         /// What is allowed.
         of: &'static [&'static str],
     },
-    /// Any text (a path, a data set's name).
+    /// Any text (a data set's name).
     Text,
+    /// A file, or one of some words. In a TOML a path is relative to it; `sha256` is the parameter that holds the file's sum.
+    File {
+        /// Words that name no file.
+        or: &'static [&'static str],
+    },
 }
 
 impl fmt::Display for Domain {
@@ -70,8 +77,10 @@ impl fmt::Display for Domain {
                 write!(f, "a number greater than {min} and at most {max}")
             }
             Domain::Share { max } => write!(f, "a number from 0 to {max}"),
+            Domain::Real => f.write_str("a number"),
             Domain::Choice { of } => write!(f, "one of: {}", of.join(", ")),
             Domain::Text => f.write_str("a text in quotes"),
+            Domain::File { or } => write!(f, "a path in quotes, or: {}", or.join(", ")),
         }
     }
 }
@@ -163,10 +172,10 @@ fn parse_default(p: &ParamDef, text: &str) -> Value {
     let as_text = Value::Text(text.to_owned());
     match p.domain {
         Domain::Int { .. } => text.parse().map_or(as_text, Value::Int),
-        Domain::Fraction { .. } | Domain::Share { .. } => {
+        Domain::Fraction { .. } | Domain::Share { .. } | Domain::Real => {
             text.parse().map_or(as_text, Value::Float)
         }
-        Domain::Choice { .. } | Domain::Text => as_text,
+        Domain::Choice { .. } | Domain::Text | Domain::File { .. } => as_text,
     }
 }
 
@@ -182,11 +191,14 @@ fn check(p: &ParamDef, value: &Value) -> Result<Value, String> {
         }
         Domain::Fraction { min, max } => number.filter(|v| *v > min && *v <= max).map(Value::Float),
         Domain::Share { max } => number.filter(|v| *v >= 0.0 && *v <= max).map(Value::Float),
+        Domain::Real => number.filter(|v| v.is_finite()).map(Value::Float),
         Domain::Choice { of } => {
             let word = value.to_string();
             of.contains(&word.as_str()).then_some(Value::Text(word))
         }
-        Domain::Text => matches!(value, Value::Text(_)).then(|| value.clone()),
+        Domain::Text | Domain::File { .. } => {
+            matches!(value, Value::Text(_)).then(|| value.clone())
+        }
     };
     accepted.ok_or_else(|| {
         let quote = if number.is_some() { "" } else { "\"" };

@@ -139,4 +139,12 @@ pub trait Retention: Send + Sync {
         let layer = |heads: &Vec<LiveRows<'_>>| heads.iter().map(|&h| self.evict(h)).collect();
         heads.iter().map(layer).collect()
     }
+    /// Bytes of learned weights, shared by all sequences.
+    fn weight_bytes(&self) -> u64 {
+        0
+    }
+    /// SHA-256 of the model that it was learned for, if it was.
+    fn made_for(&self) -> Option<&str> {
+        None
+    }
 }

@@ -275,10 +275,11 @@ impl Stages {
             .map_or_else(Needs::default, |r| r.needs())
     }
 
-    /// Bytes of projection weights.
+    /// Bytes of learned weights: of projections and of retention.
     pub fn projection_bytes(&self) -> u64 {
+        let retain = self.retain.as_ref().map_or(0, |r| r.weight_bytes());
         let predictor = self.predictor.as_ref().map_or(0, Predictor::weight_bytes);
-        self.project_k.weight_bytes() + self.project_v.weight_bytes() + predictor
+        self.project_k.weight_bytes() + self.project_v.weight_bytes() + predictor + retain
     }
 
     /// Bytes of codebooks.

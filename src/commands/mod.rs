@@ -19,6 +19,7 @@ mod report;
 mod run;
 mod session;
 pub mod strategies;
+mod train;
 mod work;
 
 use std::io::Write;
@@ -61,6 +62,7 @@ pub fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<Exit> 
         Command::Plan(args) => plan::plan(args, out),
         Command::List(args) => list::list(args, out),
         Command::Fetch(args) => fetch::fetch(args, out),
+        Command::Train(args) => train::train(args, out),
         Command::Bench(args) => bench::bench(args, out),
         Command::Kld(args) => kld::kld(args, out),
         Command::CheckStrategy(args) => check_strategy::check_strategy(args, out),

@@ -31,7 +31,7 @@ use crate::model::transformer::{LanguageModel, Transformer};
 pub(super) const CALIBRATION_WINDOW: usize = 1024;
 
 /// Room for a prompt to repeat a context, in tokens.
-const PROMPT: usize = 64;
+pub(super) const PROMPT: usize = 64;
 
 /// Everything a run needs.
 pub struct Session {
@@ -333,7 +333,7 @@ impl Session {
 }
 
 /// KVzip's requests to repeat a context.
-fn repeat_prompt(tokenizer: &Tokenizer) -> anyhow::Result<RepeatPrompt> {
+pub(super) fn repeat_prompt(tokenizer: &Tokenizer) -> anyhow::Result<RepeatPrompt> {
     Ok(RepeatPrompt {
         first: tokenizer.encode("\n\nRepeat the previous context exactly.")?,
         later: tokenizer

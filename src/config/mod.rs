@@ -19,6 +19,7 @@ mod resolve;
 mod stages;
 mod strategies;
 mod sweep;
+mod training;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,6 +32,7 @@ pub use problems::{Location, Problem, Problems, did_you_mean, nearest};
 pub use protocol::{Bos, Protocol};
 pub use protocols::{PROTOCOLS, ProtocolDef};
 pub use strategies::describe;
+pub use training::{Training, load_training};
 
 use crate::cache::rope::{PairLayout, Rope};
 use crate::cache::{Geometry, LayerGeometry};

@@ -113,7 +113,7 @@ pub fn resolve(tree: &Table, default_name: &str, diagnostics: &mut Diagnostics) 
     })
 }
 
-fn schema(top: &mut Reader<'_, '_>) {
+pub(super) fn schema(top: &mut Reader<'_, '_>) {
     match top.get("schema").map(|n| (n, &n.raw)) {
         None => top.missing("schema", "write schema = 1 at the top"),
         Some((_, Raw::Int(1))) => {}
@@ -121,7 +121,7 @@ fn schema(top: &mut Reader<'_, '_>) {
     }
 }
 
-fn name(top: &mut Reader<'_, '_>, default_name: &str) -> String {
+pub(super) fn name(top: &mut Reader<'_, '_>, default_name: &str) -> String {
     let Some((text, node)) = top.text("name") else {
         return default_name.to_owned();
     };
@@ -134,7 +134,7 @@ fn name(top: &mut Reader<'_, '_>, default_name: &str) -> String {
     text.to_owned()
 }
 
-fn model(top: &mut Reader<'_, '_>) -> Option<String> {
+pub(super) fn model(top: &mut Reader<'_, '_>) -> Option<String> {
     if top.get("model").is_none() {
         let hint = format!("write model = \"{}\"", super::builtin_models()[0]);
         top.missing("model", &hint);

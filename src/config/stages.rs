@@ -1,13 +1,15 @@
 //! Reading one stage, or the stages of both sides, out of a `[[strategy]]`.
 
+use super::data::folder;
 use super::problems::{Diagnostics, did_you_mean};
 use super::raw::{Entry, Node, Raw, Table};
 use super::read::foreign_word;
 use crate::cache::stage::{
-    BuildContext, HeadContext, KeyForm, Kind, Params, Side, StageDef, StageError, Value, find,
-    registry,
+    BuildContext, Domain, HeadContext, KeyForm, Kind, Params, Side, StageDef, StageError, Value,
+    find, registry,
 };
 use crate::cache::strategy::StageSpec;
+use crate::data::sha256_hex;
 
 /// One stage: a name, or a table with `method` and parameters. `key` is the dotted path in messages.
 pub fn stage(
@@ -50,7 +52,8 @@ pub fn stage(
         unknown(kind, name, name_node, key, diagnostics);
         return None;
     };
-    let params = params(def, table, key, diagnostics)?;
+    let mut params = params(def, table, key, diagnostics)?;
+    files(def, &mut params, (table, key), diagnostics)?;
     let spec = StageSpec {
         name: name.clone(),
         params,
@@ -131,6 +134,49 @@ fn params(
             None
         }
     }
+}
+
+/// Paths become relative to the current folder, and a file's sum is noted: it is part of what a strategy is.
+fn files(
+    def: &StageDef,
+    params: &mut Params,
+    (table, key): (&Table, &str),
+    diagnostics: &mut Diagnostics,
+) -> Option<()> {
+    for p in def.params {
+        let (Domain::File { or }, Some(text)) = (p.domain, params.text(p.name)) else {
+            continue;
+        };
+        if or.contains(&text) {
+            continue;
+        }
+        let node = &table.entry(p.name)?.node;
+        let path = folder(node, diagnostics).join(text);
+        let path_key = format!("{key}.{}", p.name);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(e) => {
+                let what = format!("`{}` can't be read: {e}", path.display());
+                let hint = Some("paths are relative to the TOML".to_owned());
+                diagnostics.at(node.at, &path_key, what, hint);
+                return None;
+            }
+        };
+        let sum = sha256_hex(&bytes);
+        if let Some(given) = params.text("sha256").filter(|&g| g != sum) {
+            let what = format!(
+                "`{}` has the sum {sum}, `sha256` says {given}",
+                path.display()
+            );
+            diagnostics.at(node.at, &path_key, what, None);
+            return None;
+        }
+        let values = [(p.name, path.display().to_string()), ("sha256", sum)];
+        for (name, value) in values {
+            params.0.insert(name.to_owned(), Value::Text(value));
+        }
+    }
+    Some(())
 }
 
 fn value(entry: &Entry) -> Option<Value> {

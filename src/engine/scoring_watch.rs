@@ -59,6 +59,14 @@ impl Retention for ScoringWatch {
     fn evict_context(&self, heads: &[Vec<LiveRows<'_>>]) -> Vec<Vec<Vec<usize>>> {
         self.timed(|| self.inner.evict_context(heads))
     }
+
+    fn weight_bytes(&self) -> u64 {
+        self.inner.weight_bytes()
+    }
+
+    fn made_for(&self) -> Option<&str> {
+        self.inner.made_for()
+    }
 }
 
 #[cfg(test)]

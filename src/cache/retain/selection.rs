@@ -34,6 +34,14 @@ pub trait Score: Send + Sync {
         let _ = context;
         Vec::new()
     }
+    /// Bytes of learned weights.
+    fn weight_bytes(&self) -> u64 {
+        0
+    }
+    /// SHA-256 of the model that it was learned for, if it was.
+    fn made_for(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// A scored retention.
@@ -67,6 +75,14 @@ impl<S: Score> Retention for Selection<S> {
 
     fn evict(&self, live: LiveRows<'_>) -> Vec<usize> {
         self.rule.evict(live)
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.score.weight_bytes()
+    }
+
+    fn made_for(&self) -> Option<&str> {
+        self.score.made_for()
     }
 
     fn evict_context(&self, heads: &[Vec<LiveRows<'_>>]) -> Vec<Vec<Vec<usize>>> {
