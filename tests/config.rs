@@ -572,6 +572,7 @@ fn a_plan_is_held_against_the_model() {
     let geometry = Geometry { layers: Vec::new() };
     let limits = |context_length| ModelLimits {
         name: "tiny",
+        sha256: "",
         context_length,
         geometry: &geometry,
     };

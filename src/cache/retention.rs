@@ -139,6 +139,16 @@ pub trait Retention: Send + Sync {
         let layer = |heads: &Vec<LiveRows<'_>>| heads.iter().map(|&h| self.evict(h)).collect();
         heads.iter().map(layer).collect()
     }
+    /// Why a compression point alone can decide, if that is so.
+    fn needs_point(&self) -> Option<&'static str> {
+        let scores = self.needs().context.any();
+        scores.then_some("it scores rows by a whole context")
+    }
+    /// Why a context of `n_tokens` would stay whole, or its budget be broken, if that is so.
+    fn nothing_to_choose(&self, n_tokens: u32) -> Option<String> {
+        let _ = n_tokens;
+        None
+    }
     /// Bytes of learned weights, shared by all sequences.
     fn weight_bytes(&self) -> u64 {
         0

@@ -137,6 +137,7 @@ fn checked_model(
     let geometry = geometry(&model.spec, longest.max(n_positions));
     plan.check_model(&ModelLimits {
         name: &plan.model,
+        sha256: &model.sha256,
         context_length: model.spec.context_length,
         geometry: &geometry,
     })?;

@@ -30,9 +30,6 @@ use crate::model::transformer::{LanguageModel, Transformer};
 /// Tokens of one calibration window.
 pub(super) const CALIBRATION_WINDOW: usize = 1024;
 
-/// Room for a prompt to repeat a context, in tokens.
-pub(super) const PROMPT: usize = 64;
-
 /// Everything a run needs.
 pub struct Session {
     /// The experiment.
@@ -86,7 +83,7 @@ impl Session {
             .unwrap_or(0)
             + plan.latency_steps;
         // A context may be read a second time, behind its end and a prompt.
-        let longest = longest + longest.min(repetition::PART) + PROMPT;
+        let longest = longest + longest.min(repetition::PART) + repetition::MAX_PROMPT;
         let spec = loaded.spec.clone();
         let geometry = geometry(
             &spec,
@@ -94,6 +91,7 @@ impl Session {
         );
         plan.check_model(&ModelLimits {
             name: &plan.model,
+            sha256: &loaded.sha256,
             context_length: spec.context_length,
             geometry: &geometry,
         })?;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 
 use super::progress::Bar;
-use super::session::{PROMPT, repeat_prompt};
+use super::session::repeat_prompt;
 use super::{Exit, lookup};
 use crate::bundle::write_atomic;
 use crate::cache::strategy::Strategy;
@@ -18,7 +18,7 @@ use crate::cache::{Admission, Geometry, KvCache, Materials, SeqId, StagedCache};
 use crate::cli::TrainArgs;
 use crate::compute::cpu::Cpu;
 use crate::config::{Training, load_training};
-use crate::engine::repetition::repetition;
+use crate::engine::repetition::{MAX_PROMPT, repetition};
 use crate::engine::{CHUNK, Extras, Recording, RepeatPrompt, prefill};
 use crate::model::geometry::geometry;
 use crate::model::ops::Arithmetic;
@@ -47,7 +47,7 @@ pub fn train(args: &TrainArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let progress: &dyn FetchProgress = if args.quiet { &Silent } else { &Bar::default() };
     let loaded = crate::model::load(&resolve(&training.model, &dir, progress)?)?;
     let spec = loaded.spec.clone();
-    let longest = 2 * training.window + PROMPT;
+    let longest = 2 * training.window + MAX_PROMPT;
     if longest > spec.context_length {
         bail!(
             "data.window: a window of {} read twice needs {longest} positions, `{}` has {}: make it smaller",

@@ -179,6 +179,7 @@ mod tests {
         let geometry = geometry(model.spec(), 512);
         let limits = ModelLimits {
             name: "tiny",
+            sha256: "",
             context_length: 512,
             geometry: &geometry,
         };

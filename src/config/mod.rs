@@ -16,6 +16,7 @@ mod protocols;
 mod raw;
 mod read;
 mod resolve;
+mod retention;
 mod stages;
 mod strategies;
 mod sweep;

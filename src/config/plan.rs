@@ -103,6 +103,8 @@ pub struct Cell {
 pub struct ModelLimits<'a> {
     /// The model's name in messages.
     pub name: &'a str,
+    /// Of its weights' file, lower-case hex.
+    pub sha256: &'a str,
     /// Longest context in tokens.
     pub context_length: usize,
     /// Its attention layers.
@@ -226,6 +228,7 @@ impl Plan {
         for (i, strategy) in self.strategies.iter().enumerate() {
             let before = problems.len();
             self.check_strategy(i, strategy, model, &mut problems);
+            self.check_retention(i, strategy, model, &mut problems);
             if problems.len() == before {
                 self.check_budget(i, strategy, model, &mut problems);
             }
@@ -335,7 +338,13 @@ impl Plan {
     }
 
     /// `origin` is the setting's place; `key` is how the message calls it (sweeps have numbers that no file shows).
-    fn problem(&self, origin: &str, key: &str, what: String, hint: Option<&str>) -> Problem {
+    pub(super) fn problem(
+        &self,
+        origin: &str,
+        key: &str,
+        what: String,
+        hint: Option<&str>,
+    ) -> Problem {
         Problem {
             location: self.origins.0.get(origin).cloned(),
             key: key.to_owned(),

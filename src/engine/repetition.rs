@@ -21,6 +21,9 @@ use crate::model::transformer::{LanguageModel, StepError};
 /// Tokens of a part.
 pub const PART: usize = 2000;
 
+/// Room for a prompt, in tokens.
+pub const MAX_PROMPT: usize = 64;
+
 /// Tokens of the part before that a prompt quotes.
 pub const QUOTED: usize = 8;
 

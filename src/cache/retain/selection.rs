@@ -77,6 +77,33 @@ impl<S: Score> Retention for Selection<S> {
         self.rule.evict(live)
     }
 
+    fn needs_point(&self) -> Option<&'static str> {
+        if self.needs().context.any() {
+            return Some("it scores rows by a whole context");
+        }
+        let alone = matches!(self.rule.allocate, Allocate::Uniform)
+            || matches!(self.rule.budget, Budget::Threshold(_));
+        (!alone).then_some("its heads share a budget (`allocate`)")
+    }
+
+    fn nothing_to_choose(&self, n_tokens: u32) -> Option<String> {
+        let Budget::KeptFraction(f) = self.rule.budget else {
+            return None;
+        };
+        let protect = &self.rule.protect;
+        let (rows, protected) = (
+            part(f, n_tokens),
+            protect.sinks.saturating_add(protect.recent),
+        );
+        (f < 1.0 && rows < f64::from(protected)).then(|| {
+            format!(
+                "`kept_fraction` = {f} of a context of {n_tokens} is {rows} rows, fewer than the {protected} protected ones \
+                 (`sinks` = {}, `recent` = {})",
+                protect.sinks, protect.recent
+            )
+        })
+    }
+
     fn weight_bytes(&self) -> u64 {
         self.score.weight_bytes()
     }
