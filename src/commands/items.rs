@@ -78,11 +78,7 @@ pub fn starts_with_bos(bos: Bos, spec: &ModelSpec) -> bool {
 }
 
 fn prefix(protocol: &Protocol, spec: &ModelSpec) -> anyhow::Result<Vec<u32>> {
-    let (Protocol::Stream { bos, .. }
-    | Protocol::CompressOnce { bos, .. }
-    | Protocol::Tasks { bos, .. }
-    | Protocol::Generate { bos, .. }) = protocol;
-    if !starts_with_bos(*bos, spec) {
+    if !starts_with_bos(protocol.bos(), spec) {
         return Ok(Vec::new());
     }
     let id = spec.bos_id.context(

@@ -158,57 +158,14 @@ impl Session {
         self.items.iter().flatten().map(|i| i.items.len()).sum()
     }
 
-    /// The protocol's name in tables: its kind, and its lengths where the experiment has several.
-    pub fn protocol_name(&self, index: usize) -> String {
-        match self.plan.protocols[index] {
-            Protocol::Stream {
-                window, windows, ..
-            } => format!("stream {windows}x{window}"),
-            Protocol::CompressOnce {
-                context,
-                score,
-                continuation,
-                ..
-            } => {
-                let continuation = format!("{continuation:?}").to_lowercase();
-                format!("compress-once {context}+{score} {continuation}")
-            }
-            Protocol::Tasks {
-                shots,
-                length,
-                continuation,
-                ..
-            } => {
-                let continuation = format!("{continuation:?}").to_lowercase();
-                format!("tasks {shots}-shot {length} {continuation}")
-            }
-            Protocol::Generate {
-                context,
-                tokens,
-                temperature,
-                top_p,
-                continuation,
-                ..
-            } => {
-                let continuation = format!("{continuation:?}").to_lowercase();
-                let how = match temperature {
-                    0.0 => "greedy".to_owned(),
-                    t => format!("temperature {t} top_p {top_p}"),
-                };
-                format!("generate {context}+{tokens} {how} {continuation}")
-            }
-        }
-    }
-
     /// What the run says of itself before it starts.
     ///
     /// # Errors
     /// The plan can't be written as JSON.
     pub fn header(&self) -> anyhow::Result<RunHeader> {
         let plan = serde_json::to_string(&self.plan).context("the plan as JSON")?;
-        let protocols = (0..self.plan.protocols.len())
-            .map(|i| self.protocol_header(i))
-            .collect();
+        let protocols = self.plan.protocols.iter();
+        let protocols = protocols.map(|p| self.protocol_header(p)).collect();
         let data = self
             .plan
             .data
@@ -217,11 +174,13 @@ impl Session {
             .map(|(d, per_protocol)| DataHeader {
                 name: d.name.clone(),
                 sha256: d.sha256.clone(),
-                cuts: per_protocol
+                cuts: self
+                    .plan
+                    .protocols
                     .iter()
-                    .enumerate()
-                    .map(|(i, items)| Cut {
-                        protocol: self.protocol_name(i),
+                    .zip(per_protocol)
+                    .map(|(protocol, items)| Cut {
+                        protocol: protocol.title(),
                         n_items: items.items.len(),
                         n_tokens_dropped: items.n_tokens_dropped,
                         skipped: items.skipped.clone(),
@@ -238,7 +197,7 @@ impl Session {
                 label: self.plan.strategies[c.strategy].label.clone(),
                 strategy: self.plan.strategies[c.strategy].clone(),
                 data: self.plan.data[c.data].name.clone(),
-                protocol: self.protocol_name(c.protocol),
+                protocol: self.plan.protocols[c.protocol].title(),
                 seed: self.plan.seed,
             })
             .collect();
@@ -258,74 +217,57 @@ impl Session {
         })
     }
 
-    fn protocol_header(&self, index: usize) -> ProtocolHeader {
-        let (kind, bos) = match self.plan.protocols[index] {
-            Protocol::Stream { window, bos, .. } => (
-                ProtocolKind::Stream {
-                    window,
-                    stride: window,
-                    unscored: 1,
-                },
-                bos,
-            ),
+    fn protocol_header(&self, protocol: &Protocol) -> ProtocolHeader {
+        let kind = match *protocol {
+            Protocol::Stream { window, .. } => ProtocolKind::Stream {
+                window,
+                stride: window,
+                unscored: 1,
+            },
             Protocol::CompressOnce {
                 context,
                 score,
                 continuation,
-                bos,
                 ..
-            } => (
-                ProtocolKind::CompressOnce {
-                    context,
-                    scored: score - 1,
-                    continuation,
-                },
-                bos,
-            ),
+            } => ProtocolKind::CompressOnce {
+                context,
+                scored: score - 1,
+                continuation,
+            },
             Protocol::Generate {
                 context,
                 tokens,
                 temperature,
                 top_p,
                 continuation,
-                bos,
                 ..
-            } => (
-                ProtocolKind::Generate {
-                    context,
-                    tokens,
-                    temperature,
-                    top_p,
-                    continuation,
-                },
-                bos,
-            ),
+            } => ProtocolKind::Generate {
+                context,
+                tokens,
+                temperature,
+                top_p,
+                continuation,
+            },
             Protocol::Tasks {
                 shots,
                 length,
                 generate,
                 continuation,
-                bos,
                 ..
-            } => (
-                ProtocolKind::Tasks {
-                    shots,
-                    length,
-                    generate,
-                    continuation,
-                },
-                bos,
-            ),
-        };
-        let bos = if starts_with_bos(bos, self.model.spec()) {
-            header::Bos::EachItem
-        } else {
-            header::Bos::None
+            } => ProtocolKind::Tasks {
+                shots,
+                length,
+                generate,
+                continuation,
+            },
         };
         ProtocolHeader {
-            name: self.protocol_name(index),
+            name: protocol.title(),
             kind,
-            bos,
+            bos: match starts_with_bos(protocol.bos(), self.model.spec()) {
+                true => header::Bos::EachItem,
+                false => header::Bos::None,
+            },
         }
     }
 }

@@ -129,55 +129,15 @@ impl Protocol {
 
     /// Whether the two take the same tokens and the same reference: only what becomes of the continuation differs.
     pub fn shares_items_with(&self, other: &Protocol) -> bool {
-        let common = |protocol: &Protocol| match *protocol {
-            Protocol::CompressOnce {
-                context,
-                score,
-                documents,
-                floor,
-                bos,
-                ..
-            } => Protocol::CompressOnce {
-                continuation: Continuation::Strategy,
-                context,
-                score,
-                documents,
-                floor,
-                bos,
-            },
-            Protocol::Tasks {
-                shots,
-                items,
-                length,
-                generate,
-                bos,
-                ..
-            } => Protocol::Tasks {
-                continuation: Continuation::Strategy,
-                shots,
-                items,
-                length,
-                generate,
-                bos,
-            },
-            Protocol::Generate {
-                context,
-                tokens,
-                documents,
-                temperature,
-                top_p,
-                bos,
-                ..
-            } => Protocol::Generate {
-                continuation: Continuation::Strategy,
-                context,
-                tokens,
-                documents,
-                temperature,
-                top_p,
-                bos,
-            },
-            stream @ Protocol::Stream { .. } => stream,
+        let common = |protocol: &Protocol| {
+            let mut protocol = *protocol;
+            match &mut protocol {
+                Protocol::Stream { .. } => {}
+                Protocol::CompressOnce { continuation, .. }
+                | Protocol::Tasks { continuation, .. }
+                | Protocol::Generate { continuation, .. } => *continuation = Continuation::Strategy,
+            }
+            protocol
         };
         common(self) == common(other)
     }
@@ -189,6 +149,45 @@ impl Protocol {
             Protocol::CompressOnce { continuation, .. }
             | Protocol::Tasks { continuation, .. }
             | Protocol::Generate { continuation, .. } => *continuation,
+        }
+    }
+
+    /// BOS at the start of each window or context.
+    pub fn bos(&self) -> Bos {
+        match self {
+            Protocol::Stream { bos, .. }
+            | Protocol::CompressOnce { bos, .. }
+            | Protocol::Tasks { bos, .. }
+            | Protocol::Generate { bos, .. } => *bos,
+        }
+    }
+
+    /// The name in tables: its kind and its lengths, so that those of one experiment differ.
+    pub fn title(&self) -> String {
+        let continuation = format!("{:?}", self.continuation()).to_lowercase();
+        match self {
+            Protocol::Stream {
+                window, windows, ..
+            } => format!("stream {windows}x{window}"),
+            Protocol::CompressOnce { context, score, .. } => {
+                format!("compress-once {context}+{score} {continuation}")
+            }
+            Protocol::Tasks { shots, length, .. } => {
+                format!("tasks {shots}-shot {length} {continuation}")
+            }
+            Protocol::Generate {
+                context,
+                tokens,
+                temperature,
+                top_p,
+                ..
+            } => {
+                let how = match temperature {
+                    0.0 => "greedy".to_owned(),
+                    t => format!("temperature {t} top_p {top_p}"),
+                };
+                format!("generate {context}+{tokens} {how} {continuation}")
+            }
         }
     }
 
