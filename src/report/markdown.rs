@@ -194,7 +194,7 @@ fn likelihoods_text(group: &Group) -> Text {
 }
 
 const ANSWERS_INTRO: &str = "Right answers of a less those of b, percentage points. p is McNemar's, exact, where each \
-    context has one question or the two never disagree, else that of the difference over contexts. gold ΔNLL: of the \
+    context has one question, else that of the difference over contexts, unless single questions leave more open. gold ΔNLL: of the \
     right option, a's less b's, nats per token; it has no part in the verdict.\n\n";
 
 fn answers_text(group: &Group) -> Text {

@@ -1,7 +1,7 @@
 //! Two caches on the same questions: whose answers are right, and what may be said of it.
 //!
 //! Invariants: the test is McNemar's wherever questions are not clustered; equal likelihoods to the bit are no test;
-//! questions on one context are alike and count as one cluster.
+//! questions on one context are alike and count as one cluster, which never makes an interval narrower.
 
 use crate::eval::records::{AnswerRecord, ItemRecord, OptionRecord};
 use crate::eval::stats::{ACCURACY_MARGIN, Comparison, Estimate, Judged, Sense, judge};
@@ -133,23 +133,25 @@ impl PairedAnswers {
     }
 }
 
-/// The first against the second. Clusters that never disagree say nothing of how alike their questions are, so these
-/// are taken for single ones.
+/// The first against the second. A few clusters may agree by chance in how much the two differ, say in one question
+/// lost and one gained in each: of the intervals over clusters and over questions the wider one counts.
 fn compare(items: &[Vec<Match>]) -> Option<Comparison> {
     let all = || items.iter().flatten();
-    let delta = || Estimate::ratio(&sums(items, Match::difference), &sums(items, |_| 1.0));
+    let delta = Estimate::ratio(&sums(items, Match::difference), &sums(items, |_| 1.0))?;
     if all().all(|m| m.is_identical) {
-        return Some(Comparison::identical(delta()?, ACCURACY_MARGIN));
+        return Some(Comparison::identical(delta, ACCURACY_MARGIN));
     }
+    let sides: (Vec<bool>, Vec<bool>) = all().map(|m| (m.is_right_a, m.is_right_b)).unzip();
+    let single = Comparison::of_answers(&sides.0, &sides.1, ACCURACY_MARGIN)?;
+    let clustered = Comparison::new(delta, ACCURACY_MARGIN);
     let is_single = items.iter().all(|questions| questions.len() == 1);
-    if is_single || all().all(|m| m.difference() == 0.0) {
-        let sides: (Vec<bool>, Vec<bool>) = all().map(|m| (m.is_right_a, m.is_right_b)).unzip();
-        return Comparison::of_answers(&sides.0, &sides.1, ACCURACY_MARGIN);
+    let is_wider = delta.half_width() < single.delta.half_width();
+    if is_single || delta.interval.is_some() && is_wider {
+        return Some(single);
     }
-    let found = Comparison::new(delta()?, ACCURACY_MARGIN);
     Some(Comparison {
-        delta: found.delta.within(-1.0, 1.0),
-        ..found
+        delta: delta.within(-1.0, 1.0),
+        ..clustered
     })
 }
 

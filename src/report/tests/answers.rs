@@ -154,3 +154,30 @@ fn questions_on_one_context_are_a_cluster() {
     close(high, 1.0);
     assert!((low - 0.565_5).abs() < 1e-4, "{low}");
 }
+
+/// In each of three contexts one question lost and one gained: no spread over contexts, and yet 6 of 12 answers differ.
+#[test]
+fn contexts_that_lose_what_they_gain_are_not_equivalent() {
+    let of = |_| {
+        [
+            vec![0.0; 4],
+            vec![1.0, 0.0, 0.1, 0.1],
+            vec![0.0, 1.0, 0.1, 0.1],
+        ]
+    };
+    let report = asked(&(0..3).map(of).collect::<Vec<_>>());
+    let pair = &report.groups[0].pairs[2];
+    assert_eq!((pair.a.as_str(), pair.b.as_str()), ("q8_0", LABELS[2]));
+    let answers = pair.answers.unwrap();
+    assert_eq!((answers.n_only_a, answers.n_only_b), (3, 3));
+    let (low, high) = answers.comparison.delta.interval.unwrap();
+    // Bonett and Price's: p = q = 4/14, ± 1.959964 · √(8/14/14).
+    assert!(
+        (high - 0.395_97).abs() < 1e-4 && (low + high).abs() < 1e-12,
+        "{high}"
+    );
+    assert_eq!(
+        (pair.comparison().p, pair.judged().verdict),
+        (Some(1.0), Verdict::NotDistinguishable)
+    );
+}
