@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::format::significant;
+use super::format::{count, significant};
 use super::latency;
 use crate::eval::bench::cell::Cell;
 use crate::eval::bench::gate::Gate;
@@ -248,10 +248,10 @@ pub fn markdown(sheet: &Sheet) -> String {
         out.push_str(&(sentence + "\n"));
     }
     for (threads, bytes_per_s) in &sheet.read_bytes_per_s {
-        let (s, rate) = (if *threads == 1 { "" } else { "s" }, bytes_per_s / 1e9);
         out.push_str(&format!(
-            "machine: {threads} thread{s} read memory at {} GB/s\n",
-            significant(rate, 3)
+            "machine: {} read memory at {} GB/s\n",
+            count(*threads, "thread"),
+            significant(bytes_per_s / 1e9, 3)
         ));
     }
     if let Some(bytes) = sheet.rows.iter().filter_map(|r| r.peak_rss_bytes).max() {
@@ -346,43 +346,13 @@ fn mean_and_deviation(values: &[f64]) -> (f64, Option<f64>) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
+    use super::super::bench_fixture::{self as fixture, entrant, gate, ms};
     use super::*;
-    use crate::cache::MemoryReport;
-    use crate::engine::clock::Reading;
-    use crate::eval::bench::{Parts, Test};
+    use crate::eval::bench::Parts;
 
     fn sheet() -> Sheet {
-        let gate = Gate {
-            n_tokens: 192,
-            first_difference: None,
-            first_non_finite: None,
-            max_logit_difference: 0.5,
-            mean_kld: 0.001,
-            same_top_fraction: 0.99,
-        };
-        let entrant = |label: &str, gate| Entrant {
-            label: label.to_owned(),
-            type_k: "q8_0".to_owned(),
-            type_v: "q4_0".to_owned(),
-            gate,
-        };
-        let ms = Duration::from_millis;
-        let run = |wall| Reading {
-            wall: ms(wall),
-            cpu: ms(400),
-        };
         let row = |strategy, work| Measured {
-            strategy,
-            test: Test {
-                work,
-                n: 10,
-                depth: 64,
-            },
             n_threads: 2,
-            runs: vec![run(200), run(250)],
-            gaps: Vec::new(),
             parts: Parts {
                 linear: ms(180),
                 head: ms(90),
@@ -391,32 +361,18 @@ mod tests {
                 rest: ms(45),
                 scoring: ms(15),
             },
-            memory: MemoryReport {
-                payload_bytes: 1 << 20,
-                ..MemoryReport::default()
-            },
             attended_bytes: 50e6,
-            perplexity: None,
             peak_rss_bytes: Some(300 << 20),
+            ..fixture::row(strategy, work, &[(ms(200), ms(400)), (ms(250), ms(400))])
         };
         let broken = Gate {
             first_difference: Some(7),
-            ..gate
+            ..gate()
         };
-        Sheet {
-            build: "0.1.0".to_owned(),
-            cpu: "a, \"b\"".to_owned(),
-            model: "m".to_owned(),
-            model_bytes: 1 << 20,
-            n_params: 1_500_000,
-            weight_bytes: 50_000_000,
-            backend: "cpu".to_owned(),
-            entrants: vec![entrant("k8v4", gate), entrant("odd", broken)],
-            read_bytes_per_s: vec![(2, 40e9)],
-            host: Host::default(),
-            rows: vec![row(0, Work::Decode), row(1, Work::Prefill)],
-            cells: Vec::new(),
-        }
+        fixture::sheet(
+            vec![entrant("k8v4", gate()), entrant("odd", broken)],
+            vec![row(0, Work::Decode), row(1, Work::Prefill)],
+        )
     }
 
     #[test]

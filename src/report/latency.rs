@@ -232,13 +232,13 @@ pub(super) fn sentences(sheet: &Sheet) -> Vec<String> {
         .filter(|at| at.row.test.work == Work::Recompute)
     {
         let Some(times) = at.vs_first() else { continue };
-        let (test, n_runs) = (at.row.test, at.row.runs.len());
-        let s = if at.row.n_threads == 1 { "" } else { "s" };
+        let test = at.row.test;
         all.push(format!(
-            "no cache: at depth {} a token takes {} times as long as with {first}, {} thread{s}, {n_runs} runs of {}",
+            "no cache: at depth {} a token takes {} times as long as with {first}, {}, {} of {}",
             test.depth,
             interval(&times),
-            at.row.n_threads,
+            count(at.row.n_threads, "thread"),
+            count(at.row.runs.len(), "run"),
             test.n,
         ));
     }
@@ -294,86 +294,41 @@ fn busy(sheet: &Sheet) -> Option<String> {
 mod tests {
     use serde_json::Value;
 
-    use super::super::bench::{Entrant, Host, csv, json, markdown};
+    use super::super::bench::{Host, csv, json, markdown};
+    use super::super::bench_fixture::{self as fixture, entrant, gate, ms};
     use super::*;
     use crate::cache::MemoryReport;
-    use crate::eval::bench::Test;
-    use crate::eval::bench::gate::Gate;
 
     /// Two strategies and no cache, three runs each of ten tokens; q8_0 takes 1.5 times as long, no cache 20 times.
     fn sheet() -> Sheet {
-        let gate = Gate {
-            n_tokens: 192,
-            first_difference: None,
-            first_non_finite: None,
-            max_logit_difference: 0.5,
-            mean_kld: 0.001,
-            same_top_fraction: 0.99,
-        };
-        let entrant = |label: &str| Entrant {
-            label: label.to_owned(),
-            type_k: String::new(),
-            type_v: String::new(),
-            gate,
-        };
-        let ms = Duration::from_millis;
         let row = |strategy, work, times: f64| {
+            let runs = [100.0, 110.0, 120.0].map(|wall| {
+                let wall = Duration::from_secs_f64(wall * times / 1e3);
+                (wall, wall)
+            });
             let mut row = Measured {
-                strategy,
-                test: Test {
-                    work,
-                    n: 10,
-                    depth: 64,
-                },
-                n_threads: 1,
-                runs: Vec::new(),
-                gaps: Vec::new(),
                 parts: Parts {
                     linear: ms(30),
                     encoding: ms(30),
                     scoring: ms(12),
                     ..Parts::default()
                 },
-                memory: MemoryReport::default(),
-                attended_bytes: 0.0,
-                perplexity: None,
-                peak_rss_bytes: None,
+                ..fixture::row(strategy, work, &runs)
             };
-            for wall in [100.0, 110.0, 120.0] {
-                let mut reading = row.runs.first().copied().unwrap_or_default();
-                reading.wall = Duration::from_secs_f64(wall * times / 1e3);
-                reading.cpu = reading.wall;
-                row.runs.push(reading);
-            }
             if work != Work::Prefill {
                 row.gaps = vec![ms(10); 119];
                 row.gaps.push(ms(500));
             }
             row
         };
+        let labels = ["f16", "q8_0", "no cache"];
         Sheet {
-            build: String::new(),
-            cpu: String::new(),
-            model: String::new(),
-            model_bytes: 1,
-            n_params: 1,
-            weight_bytes: 1,
-            backend: String::new(),
-            entrants: vec![entrant("f16"), entrant("q8_0"), entrant("no cache")],
-            read_bytes_per_s: Vec::new(),
             host: Host {
                 n_cores: 4,
                 cpu_flags: vec!["avx2".to_owned(), "fma".to_owned()],
                 load_start: Some(0.25),
                 load_end: Some(1.0),
             },
-            rows: vec![
-                row(0, Work::Prefill, 1.0),
-                row(1, Work::Prefill, 1.5),
-                row(0, Work::Decode, 1.0),
-                row(1, Work::Decode, 1.5),
-                row(2, Work::Recompute, 20.0),
-            ],
             cells: vec![(
                 1,
                 64,
@@ -387,6 +342,16 @@ mod tests {
                     },
                 },
             )],
+            ..fixture::sheet(
+                labels.map(|label| entrant(label, gate())).into(),
+                vec![
+                    row(0, Work::Prefill, 1.0),
+                    row(1, Work::Prefill, 1.5),
+                    row(0, Work::Decode, 1.0),
+                    row(1, Work::Decode, 1.5),
+                    row(2, Work::Recompute, 20.0),
+                ],
+            )
         }
     }
 

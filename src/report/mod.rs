@@ -6,6 +6,8 @@
 pub mod accuracy;
 pub mod bars;
 pub mod bench;
+#[cfg(test)]
+mod bench_fixture;
 pub mod columns;
 pub mod conventions;
 pub mod csv;
