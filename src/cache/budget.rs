@@ -29,9 +29,9 @@ use super::types::{Batch, Geometry, SeqId};
 use super::visibility::{Class, Rules};
 use super::{CacheError, RANGE};
 
-/// Bound on what a store and its list of free places take per page: twice a page's entry of 36 bytes, since the store
+/// Bound on what a store and its list of free places take per page: twice a page's entry of 28 bytes, since the store
 /// may have held as many pages again within a step.
-const STORE_BYTES_PER_PAGE: usize = 72;
+const STORE_BYTES_PER_PAGE: usize = 56;
 
 /// The level of a range without coded rows.
 const NO_PAGE: u8 = u8::MAX;

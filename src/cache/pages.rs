@@ -52,7 +52,8 @@ pub trait PageStore: Send + Sync {
 
 #[derive(Debug, Default)]
 struct HostPage {
-    data: Vec<u8>,
+    // No capacity beside the length: what is allocated is charged.
+    data: Box<[u8]>,
     owners: u32,
 }
 
@@ -66,7 +67,7 @@ pub struct HostStore {
 impl PageStore for HostStore {
     fn alloc(&mut self, bytes: usize) -> PageId {
         let page = HostPage {
-            data: vec![0; bytes],
+            data: vec![0; bytes].into_boxed_slice(),
             owners: 1,
         };
         if let Some(i) = self.free.pop() {
@@ -82,10 +83,11 @@ impl PageStore for HostStore {
     }
 
     fn resize(&mut self, id: PageId, bytes: usize) {
-        let data = &mut self.pages[id.index()].data;
+        let page = &mut self.pages[id.index()].data;
+        let mut data = std::mem::take(page).into_vec();
         data.reserve_exact(bytes.saturating_sub(data.len()));
         data.resize(bytes, 0);
-        data.shrink_to_fit();
+        *page = data.into_boxed_slice();
     }
 
     fn write(&mut self, id: PageId, offset: usize, data: &[u8]) {
@@ -119,7 +121,7 @@ impl PageStore for HostStore {
         let page = &mut self.pages[id.index()];
         page.owners -= 1;
         if page.owners == 0 {
-            page.data = Vec::new();
+            page.data = Box::default();
             self.free.push(id.0);
         }
         // The last page takes the tables with it: an empty cache holds nothing.
@@ -129,11 +131,11 @@ impl PageStore for HostStore {
     }
 
     fn page_bytes(&self, id: PageId) -> usize {
-        self.pages[id.index()].data.capacity()
+        self.pages[id.index()].data.len()
     }
 
     fn bytes(&self) -> u64 {
-        self.pages.iter().map(|p| p.data.capacity() as u64).sum()
+        self.pages.iter().map(|p| p.data.len() as u64).sum()
     }
 
     fn bookkeeping_bytes(&self) -> u64 {

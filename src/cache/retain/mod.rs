@@ -15,9 +15,7 @@ pub mod random;
 pub mod selection;
 pub mod window;
 
-use std::ops::Range;
-
-use super::stage::{LiveRows, Params, Stage, StageDef, StageError};
+use super::stage::{Params, Stage, StageDef, StageError};
 
 /// Every `retain` stage.
 pub static STAGES: &[StageDef] = &[
@@ -40,14 +38,6 @@ pub static STAGES: &[StageDef] = &[
 fn positions(params: &Params, name: &str) -> u32 {
     let value = params.int(name).unwrap_or(0).max(0);
     u32::try_from(value).unwrap_or(u32::MAX)
-}
-
-/// Indices of live rows that are neither among the first `sinks` positions nor among the newest `recent` ones.
-fn unprotected(live: &LiveRows<'_>, sinks: u32, recent: u32) -> Range<usize> {
-    let first = live.positions.partition_point(|&p| p < sinks);
-    let newest = live.n_seen.saturating_sub(recent);
-    let end = live.positions.partition_point(|&p| p < newest);
-    first..end.max(first)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::cache::retain::STAGES;
 use crate::cache::retain::budget::{Allocate, Budget, Protect, Rule};
 use crate::cache::retain::knorm::Knorm;
 use crate::cache::retain::selection::Selection;
-use crate::cache::retain::window::Window;
+use crate::cache::retain::window::{Newest, Window};
 use crate::cache::stage::{
     BuildContext, KeyForm, LiveRows, Moment, NewRow, Params, Retention, Side, Stage, StageError,
     Value,
@@ -157,7 +157,10 @@ fn window_keeps_the_drawn_rows() {
 #[test]
 fn window_follows_its_rule_after_every_step() {
     for (recent, sinks) in [(1, 0), (1, 4), (5, 0), (12, 4), (64, 4)] {
-        let stage = Window { recent, sinks };
+        let stage = Window {
+            newest: Newest::Rows(recent),
+            sinks,
+        };
         Head::decode(&stage, &noise(80), |head| {
             let want: Vec<u32> = (0..head.n_seen)
                 .filter(|&p| p < sinks || p + recent >= head.n_seen)

@@ -1,7 +1,7 @@
 //! `window`: the first rows and the newest ones, at their own positions (StreamingLLM without its re-indexing).
 //!
 //! Invariants: once `n` positions are seen, the rows that live are those below `sinks` and those from `n − recent` on;
-//! `sinks + recent` is at least 1, so no head is ever empty; decoding and the compression point follow the same rule.
+//! at least one row lives, so no head is ever empty; decoding and the compression point follow the same rule.
 //!
 //! With `sinks = 2`, `recent = 4` after ten tokens:
 //!
@@ -16,10 +16,11 @@
 use std::sync::Arc;
 
 use super::super::stage::{
-    Domain, Kind, LiveRows, NewRow, ParamDef, Retention, Stage, StageDef, StageError, Tolerance,
-    never,
+    BuildContext, Domain, Kind, LiveRows, NewRow, ParamDef, Params, Retention, Stage, StageDef,
+    StageError, Tolerance, never,
 };
-use super::{positions, unprotected};
+use super::budget::{KEPT_FRACTION, part};
+use super::positions;
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -34,8 +35,12 @@ pub const DEF: StageDef = StageDef {
                 min: 0,
                 max: u32::MAX as i64,
             },
-            default: Some("256"),
-            doc: "newest positions whose rows live",
+            default: None,
+            doc: "newest positions whose rows live; 256 where `kept_fraction` isn't given either",
+        },
+        ParamDef {
+            doc: "rows that live per position, sinks included, rounded up; in place of `recent`",
+            ..KEPT_FRACTION
         },
         ParamDef {
             name: "sinks",
@@ -51,28 +56,47 @@ pub const DEF: StageDef = StageDef {
     examples: &[
         "{ method = \"window\", recent = 64 }",
         "{ method = \"window\", recent = 12, sinks = 0 }",
+        "{ method = \"window\", kept_fraction = 0.5 }",
     ],
     tolerance: Tolerance::Exact,
-    build: |params, _| {
-        if positions(params, "recent") + positions(params, "sinks") == 0 {
-            return Err(StageError::Parameter {
-                kind: Kind::Retain,
-                name: "window".to_owned(),
-                problem: "`recent` and `sinks` are both 0: at least one row must live".to_owned(),
-            });
-        }
-        Ok(Stage::Retain(Arc::new(Window {
-            recent: positions(params, "recent"),
-            sinks: positions(params, "sinks"),
-        })))
-    },
+    build,
 };
+
+fn build(params: &Params, _: &BuildContext<'_>) -> Result<Stage, StageError> {
+    let refused = |problem: &str| StageError::Parameter {
+        kind: Kind::Retain,
+        name: DEF.name.to_owned(),
+        problem: problem.to_owned(),
+    };
+    let sinks = positions(params, "sinks");
+    let newest = match (params.int("recent"), params.float("kept_fraction")) {
+        (Some(_), Some(_)) => {
+            return Err(refused("`recent` and `kept_fraction` are two budgets: give one of them"));
+        }
+        (None, Some(f)) => Newest::KeptFraction(f),
+        (Some(_), None) => Newest::Rows(positions(params, "recent")),
+        (None, None) => Newest::Rows(256),
+    };
+    if newest == Newest::Rows(0) && sinks == 0 {
+        return Err(refused("`recent` and `sinks` are both 0: at least one row must live"));
+    }
+    Ok(Stage::Retain(Arc::new(Window { newest, sinks })))
+}
+
+/// How many of the newest positions live.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Newest {
+    /// So many.
+    Rows(u32),
+    /// With the sinks, so many per position seen, rounded up.
+    KeptFraction(f64),
+}
 
 /// The stage.
 #[derive(Debug, Clone, Copy)]
 pub struct Window {
     /// Newest positions whose rows live.
-    pub recent: u32,
+    pub newest: Newest,
     /// First positions whose rows live.
     pub sinks: u32,
 }
@@ -88,6 +112,16 @@ impl Retention for Window {
     }
 
     fn evict(&self, live: LiveRows<'_>) -> Vec<usize> {
-        unprotected(&live, self.sinks, self.recent).collect()
+        let recent = match self.newest {
+            Newest::Rows(n) => n,
+            Newest::KeptFraction(f) => {
+                let least = u32::from(self.sinks == 0);
+                (part(f, live.n_seen) as u32).saturating_sub(self.sinks).max(least)
+            }
+        };
+        let first = live.positions.partition_point(|&p| p < self.sinks);
+        let end = live.n_seen.saturating_sub(recent);
+        let end = live.positions.partition_point(|&p| p < end);
+        (first..end.max(first)).collect()
     }
 }
