@@ -347,3 +347,6 @@ impl KvCache for Watch<'_> {
         self.inner.memory()
     }
 }
+
+#[cfg(test)]
+mod tests;

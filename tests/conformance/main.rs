@@ -7,5 +7,6 @@ mod compose;
 mod misuse;
 mod oracle;
 mod predict;
+mod retain;
 mod suite;
 mod support;

@@ -166,9 +166,13 @@ impl Allocate {
         };
         // What the first layers can't use, the last ones get.
         let most = (2.0 * mean - mean / beta).min(f64::from(n));
-        let least = 2.0 * mean - most;
-        let depth = layer as f64 / (n_layers.max(2) - 1) as f64;
-        (most - (most - least) * depth).round().max(1.0)
+        // From 1 to −1, and as far above the mean as below it, so that rounding keeps the sum.
+        let last = n_layers.saturating_sub(1).max(1) as f64;
+        let height = match n_layers {
+            0 | 1 => 0.0,
+            _ => last - 2.0 * layer as f64,
+        };
+        (mean + ((most - mean) * height / last).round()).max(1.0)
     }
 }
 

@@ -110,7 +110,7 @@ impl Weights {
         let tensor = tensors
             .tensor("gate.weight")
             .map_err(|e| wrong(e.to_string()))?;
-        let &[n_layers, n_kv_heads, width] = tensor.shape() else {
+        let &[n_layers @ (1..), n_kv_heads @ (1..), width] = tensor.shape() else {
             return Err(wrong(format!(
                 "`gate.weight` has the shape {:?}, it must be [layer, kv_head, feature]",
                 tensor.shape()
@@ -123,8 +123,14 @@ impl Weights {
             )));
         }
         let (words, _) = tensor.data().as_chunks::<2>();
+        let values: Vec<f16> = words.iter().map(|&b| f16::from_le_bytes(b)).collect();
+        if !values.iter().all(|w| w.is_finite()) {
+            return Err(wrong(
+                "`gate.weight` has weights that are not finite".to_owned(),
+            ));
+        }
         Ok(Self {
-            values: words.iter().map(|&b| f16::from_le_bytes(b)).collect(),
+            values,
             shape: (n_layers, n_kv_heads),
             model_sha256: model_sha256.clone(),
         })

@@ -213,7 +213,11 @@ impl Score for Observed {
             }
         });
         match self {
-            Observed::Window { kernel, .. } => sums.iter().map(|s| smoothed(s, *kernel)).collect(),
+            Observed::Window { kernel, .. } => {
+                // The window lives; what it looks at in itself is no neighbour's merit.
+                sums.iter_mut().for_each(|s| s[first_query..].fill(0.0));
+                sums.iter().map(|s| smoothed(s, *kernel)).collect()
+            }
             Observed::All => {
                 for sums in &mut sums {
                     for (p, s) in sums.iter_mut().enumerate() {

@@ -1,6 +1,10 @@
 //! Which rows `window` and `knorm` keep: by hand, against a plain restatement of the rule, and at the edges where such
 //! tools break (budgets rounded to nothing, fractions of what is left taken for fractions of what goes).
 
+mod gate;
+mod scores;
+mod selection;
+
 use proptest::prelude::*;
 
 use crate::cache::Geometry;

@@ -153,9 +153,12 @@ impl<'a> Reference<'a> {
         let keys = self.stored_keys(script, layer, kv_head);
         let values = side_rows(&script.v[layer], g, kv_head);
         let (mut positions, mut scores) = (Vec::new(), Vec::new());
+        // What is scored by a whole context leaves at its compression point or not at all.
+        let retain = self.rig.stages.retain.as_deref();
+        let retain = retain.filter(|r| !r.needs().context.any());
         for p in 0..n {
             live[p] = true;
-            if let Some(retain) = &self.rig.stages.retain {
+            if let Some(retain) = retain {
                 positions.push(p as u32);
                 if retain.is_scored() {
                     scores.push(retain.score(NewRow {

@@ -1,0 +1,382 @@
+//! What is refused before work about rows that are to stay and gates that are to be trained, and in which words.
+
+use std::fs;
+use std::path::PathBuf;
+
+use kvlab::cache::Geometry;
+use kvlab::config::{ModelLimits, Plan, Training, load, load_training, parse};
+
+const HEAD: &str =
+    "schema = 1\nmodel = \"smollm2-135m-instruct\"\n[data]\nsets = [\"quickstart-prose\"]\n";
+
+const ONCE: &str = "[protocol]\nkind = \"compress-once\"\ncontext = 200\n";
+
+const STREAM: &str = "[protocol]\nkind = \"stream\"\nwindow = 256\n";
+
+const SHA256: &str = "aa11bb22cc33dd44";
+
+fn plan(protocol: &str, retain: &str) -> Result<Plan, String> {
+    let text = format!("{HEAD}{protocol}[[strategy]]\nencode = \"f16\"\nretain = {retain}\n");
+    parse("t.toml", &text, &[]).map_err(|e| e.to_string())
+}
+
+/// Against a model whose contexts are `context_length` long.
+fn held(protocol: &str, retain: &str, context_length: usize) -> Result<(), String> {
+    let geometry = Geometry { layers: Vec::new() };
+    let limits = ModelLimits {
+        name: "tiny",
+        sha256: SHA256,
+        context_length,
+        geometry: &geometry,
+    };
+    let plan = plan(protocol, retain).unwrap_or_else(|e| panic!("{retain}: {e}"));
+    plan.check_model(&limits).map_err(|e| e.to_string())
+}
+
+fn has(text: Result<(), String>, parts: &[&str]) {
+    let text = text.expect_err("refused");
+    for part in parts {
+        assert!(text.contains(part), "no `{part}` in:\n{text}");
+    }
+}
+
+#[test]
+fn a_stream_has_no_point_at_which_a_context_could_be_scored() {
+    for stage in [
+        "snapkv",
+        "adakv",
+        "pyramid",
+        "h2o",
+        "tova",
+        "keydiff",
+        "expected_attention",
+        "kvzip",
+        "kvzip_plus",
+    ] {
+        let retain = format!("{{ method = \"{stage}\", tokens = 200 }}");
+        has(
+            held(STREAM, &retain, 4096),
+            &[
+                "t.toml:10:10: strategy.0.retain: ",
+                "it scores rows by a whole context, and `stream` has no compression point",
+                "use kind = \"compress-once\" in [protocol]",
+            ],
+        );
+        held(ONCE, &retain, 4096).unwrap();
+    }
+    held(STREAM, r#"{ method = "knorm", tokens = 200 }"#, 4096).unwrap();
+    held(STREAM, r#"{ method = "window", recent = 64 }"#, 4096).unwrap();
+}
+
+#[test]
+fn a_stream_has_no_point_at_which_heads_could_share() {
+    for allocate in ["global", "adakv", "pyramid"] {
+        let retain =
+            format!("{{ method = \"knorm\", kept_fraction = 0.5, allocate = \"{allocate}\" }}");
+        has(
+            held(STREAM, &retain, 4096),
+            &["its heads share a budget (`allocate`), and `stream` has no compression point"],
+        );
+        held(ONCE, &retain, 4096).unwrap();
+    }
+    // A threshold is each head's own matter.
+    held(
+        STREAM,
+        r#"{ method = "gate", file = "random", threshold = 0.0 }"#,
+        4096,
+    )
+    .unwrap();
+    has(
+        held(
+            STREAM,
+            r#"{ method = "gate", file = "random", kept_fraction = 0.5 }"#,
+            4096,
+        ),
+        &["its heads share a budget"],
+    );
+}
+
+#[test]
+fn a_budget_below_the_protected_rows_chooses_nothing() {
+    has(
+        held(ONCE, r#"{ method = "snapkv", kept_fraction = 0.25 }"#, 4096),
+        &[
+            "`kept_fraction` = 0.25 of a context of 200 is 50 rows, fewer than the 68 protected ones (`sinks` = 4, \
+             `recent` = 64)",
+            "protect fewer rows, keep more, or take a longer context",
+        ],
+    );
+    held(ONCE, r#"{ method = "snapkv", kept_fraction = 0.34 }"#, 4096).unwrap();
+    held(
+        ONCE,
+        r#"{ method = "snapkv", kept_fraction = 0.25, window = 46 }"#,
+        4096,
+    )
+    .unwrap();
+    has(
+        held(
+            ONCE,
+            r#"{ method = "snapkv", kept_fraction = 0.25, window = 47 }"#,
+            4096,
+        ),
+        &["is 50 rows, fewer than the 51 protected ones"],
+    );
+    // All of it is all of it.
+    held(
+        ONCE,
+        r#"{ method = "snapkv", kept_fraction = 1.0, window = 300 }"#,
+        4096,
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_context_that_is_read_again_needs_room_for_that() {
+    for stage in ["kvzip", "kvzip_plus"] {
+        let retain = format!("{{ method = \"{stage}\", kept_fraction = 0.5 }}");
+        // 200 + 200 + a prompt of 64, with 256 to be scored: n_tokens of the protocol is 456.
+        let protocol = "[protocol]\nkind = \"compress-once\"\ncontext = 200\nscore = 16\n";
+        let text = held(protocol, &retain, 400);
+        has(
+            text,
+            &["read a second time behind itself, needs", "`tiny` has 400"],
+        );
+        held(protocol, &retain, 4096).unwrap();
+    }
+}
+
+#[test]
+fn another_tools_word_is_answered() {
+    let text = plan(ONCE, r#"{ method = "knorm", compression_ratio = 0.25 }"#).unwrap_err();
+    assert!(text.contains("compression_ratio"), "{text}");
+    assert!(
+        text.contains("ambiguous key: 0.25 of it keeps 0.25 in KVzip and 0.75 in kvpress")
+            && text.contains("write `kept_fraction`"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_fraction_is_one_and_a_list_of_positions_is_one() {
+    for (retain, why) in [
+        (
+            r#"{ method = "knorm", kept_fraction = 0.0 }"#,
+            "kept_fraction",
+        ),
+        (
+            r#"{ method = "knorm", kept_fraction = 1.5 }"#,
+            "kept_fraction",
+        ),
+        (r#"{ method = "knorm", tokens = 0 }"#, "tokens"),
+        (
+            r#"{ method = "knorm", tokens = 9, whitelist = "9-3" }"#,
+            "`whitelist` is \"9-3\"",
+        ),
+        (
+            r#"{ method = "knorm", tokens = 9, whitelist = "x" }"#,
+            "such as \"0-31, 90-99\"",
+        ),
+        (
+            r#"{ method = "knorm", tokens = 9, segments = "8, 8" }"#,
+            "`segments` is \"8, 8\"",
+        ),
+        (
+            r#"{ method = "knorm", tokens = 9, segments = "0, 8" }"#,
+            "ascending",
+        ),
+        (
+            r#"{ method = "knorm", tokens = 9, allocate = "fair" }"#,
+            "allocate",
+        ),
+        (
+            r#"{ method = "snapkv", tokens = 99, kernel = 4 }"#,
+            "`kernel` is 4: it must be odd",
+        ),
+        (
+            r#"{ method = "snapkv", tokens = 40 }"#,
+            "can't hold the 68 protected rows",
+        ),
+        (
+            r#"{ method = "gate", kept_fraction = 0.5 }"#,
+            "it has no `file`",
+        ),
+    ] {
+        let text = plan(ONCE, retain).expect_err(retain);
+        assert!(text.contains(why), "{retain}: {text}");
+    }
+    plan(
+        ONCE,
+        r#"{ method = "knorm", tokens = 9, whitelist = "3, 5-9", segments = "8, 80" }"#,
+    )
+    .unwrap();
+}
+
+/// A gate of one layer and KV head, whose weights are zeros, made for a model of some sum.
+fn gate(model_sha256: &str) -> Vec<u8> {
+    let header = format!(
+        r#"{{"__metadata__":{{"model_sha256":"{model_sha256}"}},"gate.weight":{{"dtype":"F16","shape":[1,1,8],"data_offsets":[0,16]}}}}"#
+    );
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend([0; 16]);
+    bytes
+}
+
+/// A folder with an experiment that has this `retain`, and a gate beside it.
+fn experiment(model_sha256: &str, retain: &str) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("gate.safetensors"), gate(model_sha256)).unwrap();
+    let path = dir.path().join("e.toml");
+    let text = format!("{HEAD}{ONCE}[[strategy]]\nencode = \"f16\"\nretain = {retain}\n");
+    fs::write(&path, text).unwrap();
+    (dir, path)
+}
+
+const GATE: &str = r#"{ method = "gate", file = "gate.safetensors", kept_fraction = 0.5 }"#;
+
+#[test]
+fn a_gate_lies_beside_its_experiment_and_its_sum_is_filled_in() {
+    let (_dir, path) = experiment(SHA256, GATE);
+    let plan = load(&path, &[]).unwrap();
+    let params = &plan.strategies[0].retain.as_ref().unwrap().params;
+    let sum = params.text("sha256").unwrap().to_owned();
+    assert_eq!(sum.len(), 64);
+    let given = GATE.replace("kept", &format!("sha256 = \"{sum}\", kept"));
+    let (_dir, path) = experiment(SHA256, &given);
+    load(&path, &[]).unwrap();
+    let (_dir, path) = experiment("another model", &given);
+    let text = load(&path, &[]).unwrap_err().to_string();
+    assert!(
+        text.contains("gate.safetensors` has the sum ")
+            && text.contains(&format!("`sha256` says {sum}"))
+            && text.contains("e.toml:10:"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_gate_of_another_model_is_refused() {
+    let (_dir, path) = experiment("00ff00ff00ff00ff", GATE);
+    let geometry = Geometry { layers: Vec::new() };
+    let limits = |sha256| ModelLimits {
+        name: "tiny",
+        sha256,
+        context_length: 4096,
+        geometry: &geometry,
+    };
+    let plan = load(&path, &[]).unwrap();
+    let text = plan.check_model(&limits(SHA256)).unwrap_err().to_string();
+    assert!(
+        text.contains(
+            "it was trained for the model of sha256 00ff00ff00ff, `tiny` is aa11bb22cc33"
+        ) && text.contains("kvlab train"),
+        "{text}"
+    );
+    plan.check_model(&limits("00ff00ff00ff00ff")).unwrap();
+}
+
+#[test]
+fn a_gate_that_is_not_there_is_refused_with_its_path() {
+    let (dir, path) = experiment(SHA256, &GATE.replace("gate.saf", "gait.saf"));
+    let text = load(&path, &[]).unwrap_err().to_string();
+    let missing = dir.path().join("gait.safetensors");
+    assert!(
+        text.contains(&format!("`{}` can't be read", missing.display()))
+            && text.contains("paths are relative to the TOML"),
+        "{text}"
+    );
+    // What is no gate is refused where it stands.
+    fs::write(missing, b"nothing").unwrap();
+    let text = load(&path, &[]).unwrap_err().to_string();
+    assert!(text.contains("is no gate"), "{text}");
+}
+
+const TRAINING: &str = "schema = 1\nmodel = \"smollm2-135m-instruct\"\nfile = \"gate.safetensors\"\n\
+                        [data]\nsets = [\"calibration-mixed\"]\n";
+
+fn training(body: &str) -> Result<Training, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mine.toml");
+    fs::write(&path, body).unwrap();
+    load_training(&path, &[]).map_err(|e| e.to_string())
+}
+
+#[test]
+fn a_training_fills_in_what_it_is_not_told() {
+    let t = training(TRAINING).unwrap();
+    assert_eq!(
+        (t.name.as_str(), t.model.as_str()),
+        ("mine", "smollm2-135m-instruct")
+    );
+    assert_eq!((t.windows, t.window, t.held_out), (20, 1024, 10));
+    assert_eq!(t.settings.clip, (-12.0, 2.0));
+    assert!(t.file.ends_with("gate.safetensors") && t.file.is_absolute());
+    assert_eq!(t.texts.len(), 1);
+    let t = training(&format!(
+        "{TRAINING}[gate]\nclip = [-9, 1.5]\nridge = [1]\n"
+    ))
+    .unwrap();
+    assert_eq!(
+        (t.settings.clip, t.settings.ridges),
+        ((-9.0, 1.5), vec![1.0])
+    );
+}
+
+#[test]
+fn nothing_is_fitted_to_what_is_evaluated_on() {
+    for set in ["wikitext2-test", "quickstart-prose"] {
+        let text = training(&TRAINING.replace("calibration-mixed", set)).unwrap_err();
+        assert!(
+            text.contains(&format!(
+                "\"{set}\" is a text that strategies are evaluated on"
+            )) && text.contains("mine.toml:5:"),
+            "{text}"
+        );
+    }
+    let one_of_two = TRAINING.replace("[\"calib", "[\"wikitext2-test\", \"calib");
+    assert!(training(&one_of_two).unwrap_err().contains("data.sets.0"));
+}
+
+#[test]
+fn a_training_with_nonsense_is_refused_with_all_of_it() {
+    for clip in [
+        "[2, -12]",
+        "[1]",
+        "[1, 1]",
+        "[-12, 2, 3]",
+        "3",
+        "[\"a\", \"b\"]",
+        "[-inf, 2]",
+        "[nan, 2]",
+    ] {
+        let text = training(&format!("{TRAINING}[gate]\nclip = {clip}\n")).expect_err(clip);
+        assert!(
+            text.contains("gate.clip") && text.contains("two numbers, the smaller first"),
+            "{clip}: {text}"
+        );
+    }
+    for ridge in ["[]", "[0]", "[1e-3, -1.0]", "1e-3", "[inf]", "[nan]"] {
+        let text = training(&format!("{TRAINING}[gate]\nridge = {ridge}\n")).expect_err(ridge);
+        assert!(
+            text.contains("gate.ridge") && text.contains("a list of numbers greater than 0"),
+            "{ridge}: {text}"
+        );
+    }
+    let text = training("schema = 1\n[gate]\ntarget = \"h2o\"\nclip = 1\n").unwrap_err();
+    for part in ["model", "file", "data", "gate.target", "gate.clip"] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+    // A misspelt key is told once.
+    let text = training(&TRAINING.replace("file", "fiel")).unwrap_err();
+    assert!(
+        text.contains("did you mean `file`") && !text.contains("weights go"),
+        "{text}"
+    );
+    let text = training(&TRAINING.replace("file = \"gate.safetensors\"", "")).unwrap_err();
+    assert!(text.contains("say where the weights go"), "{text}");
+    let text = training(&TRAINING.replace("sets", "windows = 0\nwindow = 1\nheld_out = 1\nsets"))
+        .unwrap_err();
+    for part in ["data.windows", "data.window", "data.held_out"] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+}
