@@ -57,7 +57,7 @@ fn a_stream_has_no_point_at_which_a_context_could_be_scored() {
         has(
             held(STREAM, &retain, 4096),
             &[
-                "t.toml:10:10: strategy.0.retain: ",
+                "t.toml:10:1: retain: ",
                 "it scores rows by a whole context, and `stream` has no compression point",
                 "use kind = \"compress-once\" in [protocol]",
             ],

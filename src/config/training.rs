@@ -148,7 +148,7 @@ fn numbers(
     let node = reader.get(key)?;
     let number = |n: &Node| match n.raw {
         Raw::Int(v) => Some(v as f64),
-        Raw::Float(v) => Some(v),
+        Raw::Float(v) if v.is_finite() => Some(v),
         _ => None,
     };
     let found = match &node.raw {

@@ -158,12 +158,20 @@ pub enum Allocate {
 }
 
 impl Allocate {
-    /// A layer's budget over the mean one, in a model of `n_layers`, for heads that reach `n` positions with a mean budget
-    /// of `mean` rows.
-    pub fn layer_rows(self, (layer, n_layers): (usize, usize), mean: f64, n: u32) -> f64 {
+    /// A layer's budget over the mean one, in a model of `n_layers`, for heads that reach `n` positions, of which
+    /// `protected` always live, with a mean budget of `mean` rows. What falls from layer to layer is what the protected
+    /// rows leave.
+    pub fn layer_rows(
+        self,
+        (layer, n_layers): (usize, usize),
+        mean: f64,
+        (n, protected): (u32, u32),
+    ) -> f64 {
         let Allocate::Pyramid(beta) = self else {
             return mean;
         };
+        let (n, protected) = (n.saturating_sub(protected), f64::from(protected));
+        let mean = (mean - protected).max(0.0);
         // What the first layers can't use, the last ones get.
         let most = (2.0 * mean - mean / beta).min(f64::from(n));
         // From 1 to −1, and as far above the mean as below it, so that rounding keeps the sum.
@@ -172,7 +180,7 @@ impl Allocate {
             0 | 1 => 0.0,
             _ => last - 2.0 * layer as f64,
         };
-        (mean + ((most - mean) * height / last).round()).max(1.0)
+        (protected + mean + ((most - mean) * height / last).round()).max(1.0)
     }
 }
 

@@ -208,19 +208,20 @@ impl Rule {
             if let Budget::Tokens(_) = self.budget {
                 rows = (rows * f64::from(n) / f64::from(live.n_reached.max(1))).ceil();
             }
-            let rows = self
-                .allocate
-                .layer_rows((layer, heads.len()), rows, n)
-                .min(f64::from(n));
-            total += rows;
             let inside = |&i: &usize| segment.contains(&live.positions[i]);
             n_live += (0..live.positions.len()).filter(inside).count();
             let mut own: Vec<usize> = self.protect.candidates(live).filter(inside).collect();
+            let n_protected = n.saturating_sub(own.len() as u32);
+            let rows = self
+                .allocate
+                .layer_rows((layer, heads.len()), rows, (n, n_protected))
+                .min(f64::from(n));
+            total += rows;
             if let Allocate::Layer(safeguard) = self.allocate {
                 // The head's best rows, as many as it is sure of, compete with nobody.
                 let n_sure = (safeguard * rows) as usize;
-                let n_protected = n as usize - own.len().min(n as usize);
-                let n_free = own.len().saturating_sub(n_sure.saturating_sub(n_protected));
+                let n_sure = n_sure.saturating_sub(n_protected as usize);
+                let n_free = own.len().saturating_sub(n_sure);
                 own = lowest(live.scores, own, n_free);
             }
             free.extend(own.into_iter().map(|index| Candidate {

@@ -191,8 +191,9 @@ fn a_pyramids_budgets_fall_and_their_sum_stays() {
         (77, 40, 20.0),
         (1, 40, 20.0),
     ] {
-        let rows =
-            |l: usize| Allocate::Pyramid(beta).layer_rows((l, n_layers), f64::from(mean), 100_000);
+        let rows = |l: usize| {
+            Allocate::Pyramid(beta).layer_rows((l, n_layers), f64::from(mean), (100_000, 0))
+        };
         let all: Vec<f64> = (0..n_layers).map(rows).collect();
         assert!(all.is_sorted_by(|a, b| a >= b), "{all:?}");
         assert_eq!(
@@ -220,6 +221,13 @@ fn what_a_pyramids_first_layers_cannot_use_its_last_ones_get() {
     assert_eq!(
         counts(&kept(&pyramid, &scores)),
         [[39, 39], [20, 20], [1, 1]]
+    );
+    // Protected rows are part of the budget and no part of what falls.
+    let mut safe = pyramid.clone();
+    (safe.protect.sinks, safe.protect.recent) = (4, 6);
+    assert_eq!(
+        counts(&kept(&safe, &scores)),
+        [[30, 30], [20, 20], [10, 10]]
     );
     // A head's own best rows, whatever the others score.
     let kept = kept(&pyramid, &scores);
@@ -354,8 +362,13 @@ fn a_whole_budget_keeps_all_however_it_is_shared() {
     }
 }
 
-/// Rows that a head may have of a segment of `n` positions, of `reached` in all.
-fn share(rule: &Rule, (layer, n_layers): (usize, usize), n: u32, reached: u32) -> f64 {
+/// Rows that a head may have of a segment of `n` positions, `n_safe` of them protected, of `reached` in all.
+fn share(
+    rule: &Rule,
+    (layer, n_layers): (usize, usize),
+    (n, n_safe): (u32, u32),
+    reached: u32,
+) -> f64 {
     let mean = match rule.budget {
         Budget::Tokens(t) => (f64::from(t) * f64::from(n) / f64::from(reached)).ceil(),
         Budget::KeptFraction(f) => {
@@ -366,11 +379,12 @@ fn share(rule: &Rule, (layer, n_layers): (usize, usize), n: u32, reached: u32) -
     };
     let rows = match rule.allocate {
         Allocate::Pyramid(beta) if n_layers > 1 => {
-            let first = (2.0 * mean - mean / beta).min(f64::from(n));
-            let slope = 2.0 * (first - mean) / (n_layers - 1) as f64;
+            let free = (mean - f64::from(n_safe)).max(0.0);
+            let first = (2.0 * free - free / beta).min(f64::from(n - n_safe));
+            let slope = 2.0 * (first - free) / (n_layers - 1) as f64;
             let middle = (n_layers - 1) as f64 / 2.0;
             let above = slope * (middle - layer as f64);
-            (mean + above.abs().round() * above.signum()).max(1.0)
+            (f64::from(n_safe) + free + above.abs().round() * above.signum()).max(1.0)
         }
         _ => mean,
     };
@@ -397,11 +411,12 @@ fn plain(rule: &Rule, scores: &Scores, reached: &[u32]) -> Kept {
             let (mut room, mut n_kept, mut rest) = (0.0, 0, Vec::new());
             for &(l, h) in heads.iter().filter(|head| unit(head) == *one) {
                 let mut own: Vec<u32> = (start.max(n - reached[l])..end).collect();
-                let rows = share(rule, (l, scores.len()), own.len() as u32, reached[l]);
                 let is_safe = |p: u32| rule.protect.holds(p, n);
                 let key = |p: u32| (is_safe(p), scores[l][h][p as usize], p);
                 own.sort_by(|&a, &b| key(b).partial_cmp(&key(a)).unwrap());
                 let n_safe = own.iter().filter(|&&p| is_safe(p)).count();
+                let n = (own.len() as u32, n_safe as u32);
+                let rows = share(rule, (l, scores.len()), n, reached[l]);
                 let n_sure = match rule.allocate {
                     Allocate::Layer(part) => n_safe.max((part * rows) as usize),
                     _ => n_safe,
