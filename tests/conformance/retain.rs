@@ -23,16 +23,14 @@ fn stages() -> Vec<StageSpec> {
 /// The stage with this part of its rows kept, and nothing protected that it need not protect.
 fn keeping(mut spec: StageSpec, kept_fraction: f64) -> StageSpec {
     let params = &mut spec.params.0;
-    if spec.name == "window" {
-        let rows = (kept_fraction * 200.0) as i64;
-        params.insert("recent".into(), Value::Int(rows));
-        params.insert("sinks".into(), Value::Int(0));
-        return spec;
-    }
     params.remove("tokens");
     params.remove("threshold");
     params.insert("kept_fraction".into(), Value::Float(kept_fraction));
-    params.insert("recent".into(), Value::Int(0));
+    // `window` has no other rows than the newest.
+    params.remove("recent");
+    if spec.name != "window" {
+        params.insert("recent".into(), Value::Int(0));
+    }
     if params.contains_key("window") {
         params.insert("window".into(), Value::Int(8));
     }
@@ -100,10 +98,6 @@ fn a_context_kept_whole_is_the_full_cache() {
             let stored = rows_and_bytes(&cache.memory());
             for spec in stages() {
                 let mut strategy = with(&keeping(spec, 1.0), encode);
-                if strategy.retain.as_ref().is_some_and(|r| r.name == "window") {
-                    let params = &mut strategy.retain.as_mut().expect("it has one").params;
-                    params.0.insert("recent".into(), Value::Int(500));
-                }
                 (strategy.tail, strategy.sinks) = (full.tail, full.sinks);
                 let mut cache = compressed(&strategy, (&g, &s), (200, &[64]), continuation);
                 let got = resume(&mut cache, &g, SEQ, &s, 200..240, &[9]);
@@ -138,8 +132,8 @@ fn memory_falls_at_once_to_what_the_rows_take() {
             "{}: {m:?}",
             strategy.label
         );
-        // Scores that nothing reads any more are gone: less than two bytes for a row that was seen.
-        assert!(m.index_bytes < 2 * m.rows_seen, "{}: {m:?}", strategy.label);
+        // Scores that nothing reads any more are gone: less than a byte for a row that lives.
+        assert!(m.index_bytes < m.rows_live, "{}: {m:?}", strategy.label);
     }
 }
 
@@ -193,11 +187,7 @@ fn prompts_of_one_and_two_tokens_go_on() {
             for n in [1, 2] {
                 for continuation in BOTH {
                     let mut spec = keeping(spec.clone(), kept_fraction);
-                    if spec.name == "window" {
-                        spec.params.0.insert("recent".into(), Value::Int(1));
-                    } else {
-                        spec.params.0.insert("sinks".into(), Value::Int(0));
-                    }
+                    spec.params.0.insert("sinks".into(), Value::Int(0));
                     let strategy = with(&spec, r#""q8_0""#);
                     let mut cache = compressed(&strategy, (&g, &s), (n, &[2]), continuation);
                     let live = cache.memory().rows_live;

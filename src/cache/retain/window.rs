@@ -71,14 +71,18 @@ fn build(params: &Params, _: &BuildContext<'_>) -> Result<Stage, StageError> {
     let sinks = positions(params, "sinks");
     let newest = match (params.int("recent"), params.float("kept_fraction")) {
         (Some(_), Some(_)) => {
-            return Err(refused("`recent` and `kept_fraction` are two budgets: give one of them"));
+            return Err(refused(
+                "`recent` and `kept_fraction` are two budgets: give one of them",
+            ));
         }
         (None, Some(f)) => Newest::KeptFraction(f),
         (Some(_), None) => Newest::Rows(positions(params, "recent")),
         (None, None) => Newest::Rows(256),
     };
     if newest == Newest::Rows(0) && sinks == 0 {
-        return Err(refused("`recent` and `sinks` are both 0: at least one row must live"));
+        return Err(refused(
+            "`recent` and `sinks` are both 0: at least one row must live",
+        ));
     }
     Ok(Stage::Retain(Arc::new(Window { newest, sinks })))
 }
@@ -116,7 +120,9 @@ impl Retention for Window {
             Newest::Rows(n) => n,
             Newest::KeptFraction(f) => {
                 let least = u32::from(self.sinks == 0);
-                (part(f, live.n_seen) as u32).saturating_sub(self.sinks).max(least)
+                (part(f, live.n_seen) as u32)
+                    .saturating_sub(self.sinks)
+                    .max(least)
             }
         };
         let first = live.positions.partition_point(|&p| p < self.sinks);
