@@ -260,7 +260,7 @@ fn listed_positions_stay_and_count() {
     rule.protect = Protect {
         sinks: 2,
         recent: 1,
-        whitelist: vec![5..8],
+        whitelist: vec![5..7, 7..8],
     };
     let rows = kept(&rule, &scores).remove(0).remove(0);
     assert_eq!(rows.len(), 8);
@@ -480,7 +480,7 @@ proptest! {
         let rule = Rule {
             budget,
             allocate,
-            protect: Protect { sinks, recent, whitelist: vec![listed..listed + 2] },
+            protect: Protect { sinks, recent, whitelist: vec![listed..listed + 2, 30..31] },
             segments: segments.into_iter().collect(),
         };
         prop_assert_eq!(left(&rule, &scores, &reached), plain(&rule, &scores, &reached));
