@@ -6,6 +6,7 @@ use std::path::Path;
 use kvlab::cache::stage::KeyForm;
 use kvlab::cache::{Continuation, Geometry};
 use kvlab::config::{Bos, ModelLimits, PRESETS, Plan, Protocol, load, parse};
+use kvlab::data::Passages;
 use kvlab::eval::bars::{Bound, Metric};
 use kvlab::model::ops::Arithmetic;
 
@@ -84,6 +85,7 @@ fn defaults_are_filled_in_and_the_plan_survives_json() {
             continuation: Continuation::Strategy,
             floor: false,
             bos: Bos::Model,
+            passages: Passages::Spread,
         }]
     );
     assert_eq!(labels(&p), ["q8_0/q4_0 pre_rope"]);

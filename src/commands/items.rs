@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use crate::config::{Bos, Protocol};
 use crate::data::tasks::prompt::{Branch, prompt};
 use crate::data::tasks::{Asking, Generate, Task};
-use crate::data::{DataRef, Lookup, Text};
+use crate::data::{DataRef, Lookup, Passages, Text};
 use crate::model::ModelSpec;
 use crate::model::tokenizer::Tokenizer;
 
@@ -204,10 +204,14 @@ fn passages(
                 .collect()
         }
         Protocol::CompressOnce { documents, .. } | Protocol::Generate { documents, .. } => {
+            let which = match protocol {
+                Protocol::CompressOnce { passages, .. } => *passages,
+                _ => Passages::Spread,
+            };
             for document in text.documents() {
                 n_all += tokenizer.encode(document)?.len();
             }
-            let passages = text.passages(n_tokens, *documents, |t| {
+            let passages = text.passages(n_tokens, (*documents, which), |t| {
                 tokenizer.encode(t).map_err(anyhow::Error::from)
             })?;
             passages

@@ -18,6 +18,7 @@ use crate::cache::{Admission, Geometry, KvCache, Materials, SeqId, StagedCache};
 use crate::cli::TrainArgs;
 use crate::compute::cpu::Cpu;
 use crate::config::{Training, load_training};
+use crate::data::Passages;
 use crate::engine::repetition::{MAX_PROMPT, repetition};
 use crate::engine::{CHUNK, Extras, Recording, RepeatPrompt, prefill};
 use crate::model::geometry::geometry;
@@ -98,9 +99,10 @@ fn windows(
     let mut windows = Vec::new();
     for text in &training.texts {
         let text = text.load(&places)?;
-        let passages = text.passages(training.window, training.windows, |t| {
-            tokenizer.encode(t).map_err(anyhow::Error::from)
-        })?;
+        let passages =
+            text.passages(training.window, (training.windows, Passages::Spread), |t| {
+                tokenizer.encode(t).map_err(anyhow::Error::from)
+            })?;
         windows.extend(passages.into_iter().map(|p| Window {
             usage: Use::Fit,
             ids: p.ids,

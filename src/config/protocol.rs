@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::cache::Continuation;
+use crate::data::Passages;
 
 /// Whether a window starts with the model's BOS token. The token counts as one of the window's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -46,6 +47,9 @@ pub enum Protocol {
         floor: bool,
         /// BOS at the start of each context.
         bos: Bos,
+        /// Which passages of a text without documents.
+        #[serde(default, skip_serializing_if = "Passages::is_spread")]
+        passages: Passages,
     },
     /// Questions of tasks: a context is prefilled exactly, compressed once, and each answer is a fork of it.
     Tasks {

@@ -26,7 +26,14 @@ pub(super) const COMPRESS_ONCE: ProtocolDef = ProtocolDef {
     name: "compress-once",
     doc: "a context is prefilled exactly, compressed once, and its continuation is scored through the stored cache",
     paper: "as kvpress and KVzip evaluate",
-    keys: &["context", "score", "continuation", "floor", "layers"],
+    keys: &[
+        "context",
+        "score",
+        "continuation",
+        "floor",
+        "layers",
+        "passages",
+    ],
 };
 
 /// `tasks`.

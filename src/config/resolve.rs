@@ -12,7 +12,7 @@ use super::read::{Reader, quoted};
 use super::sweep::expand;
 use super::{bars, strategies};
 use crate::cache::Continuation;
-use crate::data::{DataRef, Split};
+use crate::data::{DataRef, Passages, Split};
 use crate::model::ops::Arithmetic;
 
 const KEYS: &[&str] = &[
@@ -405,6 +405,9 @@ fn compress_once(reader: &mut Reader<'_, '_>, documents: usize) -> Protocol {
         continuation: continuation(reader),
         floor: reader.flag("floor").unwrap_or(false),
         bos: reader.choice("bos", BOS).unwrap_or_default(),
+        passages: reader
+            .choice("passages", &Passages::ALL)
+            .unwrap_or_default(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! From `[[strategy]]` tables to strategies: sweeps, presets, labels.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use super::budget::budget;
 use super::problems::{Diagnostics, Location, Source, SourceKind, did_you_mean};
@@ -10,7 +11,7 @@ use super::stages::{encodings, projections, stage};
 use super::sweep::{Variant, expand};
 use super::{plan, presets};
 use crate::cache::project::aqua;
-use crate::cache::stage::{KeyForm, Kind, find};
+use crate::cache::stage::{Domain, KeyForm, Kind, find};
 use crate::cache::strategy::{Budget, ExactFormat, Scope, StageSpec, Strategy, Tail};
 
 const KEYS: &[&str] = &[
@@ -414,14 +415,28 @@ fn show(kind: Kind, spec: &StageSpec) -> String {
             let default = def
                 .and_then(|d| d.params.iter().find(|p| p.name == **name))
                 .and_then(|p| p.default);
-            default != Some(&value.to_string())
+            default != Some(&value.to_string()) && **name != "sha256"
         })
-        .map(|(name, value)| format!("{name}={value}"))
+        .map(|(name, value)| {
+            let is_file = def
+                .and_then(|d| d.params.iter().find(|p| p.name == name))
+                .is_some_and(|p| matches!(p.domain, Domain::File { .. }));
+            match (is_file, spec.params.text("sha256")) {
+                (true, Some(sum)) => named_file(&value.to_string(), sum),
+                _ => format!("{name}={value}"),
+            }
+        })
         .collect();
     match params.is_empty() {
         true => spec.name.clone(),
         false => format!("{}({})", spec.name, params.join(" ")),
     }
+}
+
+/// A file by its stem and the beginning of its sum: folders differ from machine to machine.
+fn named_file(path: &str, sum: &str) -> String {
+    let stem = Path::new(path).file_stem().map(|s| s.to_string_lossy());
+    format!("{}@{sum:.4}", stem.unwrap_or_default())
 }
 
 /// Reports strategies that learn when the experiment names no calibration text.

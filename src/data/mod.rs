@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 pub use manifest::Split;
-pub use text::Passage;
+pub use text::{Passage, Passages};
 
 use manifest::DataSet;
 

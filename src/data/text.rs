@@ -3,6 +3,8 @@
 //! Invariants: windows never overlap and never reach over the end of a document; which tokens are taken depends on the
 //! text and the lengths asked for alone.
 
+use serde::{Deserialize, Serialize};
+
 use super::{DataError, Text};
 
 /// A stretch of tokens that is prefilled and scored.
@@ -14,6 +16,27 @@ pub struct Passage {
     pub start: usize,
     /// The tokens.
     pub ids: Vec<u32>,
+}
+
+/// Which windows of a text without documents are its passages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Passages {
+    /// Some, spread evenly over it.
+    #[default]
+    Spread,
+    /// The first ones, back to back.
+    First,
+}
+
+impl Passages {
+    /// All, by their names.
+    pub const ALL: [(&'static str, Self); 2] = [("spread", Self::Spread), ("first", Self::First)];
+
+    /// Whether they are spread, as they are where nothing is said.
+    pub fn is_spread(&self) -> bool {
+        *self == Self::Spread
+    }
 }
 
 impl Text {
@@ -54,18 +77,18 @@ impl Text {
     }
 
     /// `n` passages of `n_tokens` each: the start of each of the first `n` documents, or, in a text without a separator,
-    /// windows spread evenly over it. `encode` turns a text into tokens.
+    /// windows of it. `encode` turns a text into tokens.
     ///
     /// # Errors
     /// [`DataError::TooFewDocuments`], [`DataError::TooShort`], or what `encode` gives.
     pub fn passages<E: From<DataError>>(
         &self,
         n_tokens: usize,
-        n: usize,
+        (n, which): (usize, Passages),
         encode: impl Fn(&str) -> Result<Vec<u32>, E>,
     ) -> Result<Vec<Passage>, E> {
         if self.separator.is_none() {
-            return Ok(self.spread(&encode(&self.text)?, n_tokens, n)?);
+            return Ok(self.cut(&encode(&self.text)?, n_tokens, (n, which))?);
         }
         let documents = self.documents();
         if documents.len() < n {
@@ -101,14 +124,23 @@ impl Text {
             .collect()
     }
 
-    fn spread(&self, ids: &[u32], n_tokens: usize, n: usize) -> Result<Vec<Passage>, DataError> {
+    fn cut(
+        &self,
+        ids: &[u32],
+        n_tokens: usize,
+        (n, which): (usize, Passages),
+    ) -> Result<Vec<Passage>, DataError> {
         let fits = ids.len().checked_div(n_tokens).unwrap_or(0);
         if fits < n {
             return Err(self.too_short(ids.len(), n_tokens, n, fits, "data.documents"));
         }
         Ok((0..n)
             .map(|document| {
-                let start = document * fits / n * n_tokens;
+                let window = match which {
+                    Passages::Spread => document * fits / n,
+                    Passages::First => document,
+                };
+                let start = window * n_tokens;
                 Passage {
                     document,
                     start,
@@ -191,28 +223,32 @@ mod tests {
     #[test]
     fn passages_start_each_document_or_spread_over_the_text() {
         let t = text("abcdef\n#\nghijkl", Some("#"));
-        let p = t.passages(3, 2, letters).unwrap();
+        let p = t.passages(3, (2, Passages::Spread), letters).unwrap();
         assert_eq!(p[1].ids, [103, 104, 105]);
         assert_eq!((p[1].document, p[1].start), (1, 0));
-        let message = t.passages(3, 3, letters).unwrap_err().to_string();
+        let message = t
+            .passages(3, (3, Passages::Spread), letters)
+            .unwrap_err()
+            .to_string();
         assert!(
             message.contains("2 documents, 3 are asked for"),
             "{message}"
         );
-        let message = t.passages(7, 2, letters).unwrap_err().to_string();
+        let message = t
+            .passages(7, (2, Passages::Spread), letters)
+            .unwrap_err()
+            .to_string();
         assert!(
             message.contains("document 1 of t.txt has 6 tokens, 7 are needed"),
             "{message}"
         );
 
         let t = text("0123456789abcdef", None);
-        let starts: Vec<_> = t
-            .passages(3, 2, letters)
-            .unwrap()
-            .iter()
-            .map(|p| p.start)
-            .collect();
-        assert_eq!(starts, [0, 6]);
-        assert!(t.passages(3, 6, letters).is_err());
+        for (which, want) in [(Passages::Spread, [0, 6]), (Passages::First, [0, 3])] {
+            let passages = t.passages(3, (2, which), letters).unwrap();
+            let starts: Vec<_> = passages.iter().map(|p| p.start).collect();
+            assert_eq!(starts, want);
+            assert!(t.passages(3, (6, which), letters).is_err());
+        }
     }
 }
