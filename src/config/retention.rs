@@ -51,7 +51,12 @@ impl Plan {
                 }
                 Protocol::Tasks { .. } => {}
             }
-            let context = protocol.n_tokens();
+            let context = match protocol {
+                Protocol::CompressOnce { context, .. } | Protocol::Generate { context, .. } => {
+                    *context
+                }
+                _ => protocol.n_tokens(),
+            };
             let read_again = context + context.min(repetition::PART) + repetition::MAX_PROMPT;
             if retain.needs().context.repetition && read_again > model.context_length {
                 let what = format!(

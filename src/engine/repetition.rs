@@ -2,7 +2,8 @@
 //!
 //! The context goes in parts. Each part is read after a prompt, from the end of the whole context; a row of the part gets
 //! the most attention that any query of this reading gives it, weights being a softmax over the context's first rows, the
-//! part and the reading itself, as KVzip (arXiv 2505.23416) has it.
+//! part and the reading itself, as KVzip (arXiv 2505.23416) has it. Rows of layers with a sliding window, which holds few of
+//! them anyway, score above all others.
 //!
 //! Invariants: the context's own sequence is read from and never changed; a maximum has no order, so that steps and
 //! threads change nothing.
@@ -61,10 +62,16 @@ pub fn repetition(
         .layers
         .iter()
         .map(|g| {
-            let zeros = vec![vec![0.0; ids.len()]; g.n_kv_heads];
+            // A sliding window does not reach back to what is repeated: such a layer's rows are beyond comparison.
+            let least = if g.window.is_some() {
+                f32::INFINITY
+            } else {
+                0.0
+            };
+            let all = vec![vec![least; ids.len()]; g.n_kv_heads];
             Repetition {
-                attention: zeros.clone(),
-                weighted: zeros,
+                attention: all.clone(),
+                weighted: all,
             }
         })
         .collect();
@@ -295,7 +302,9 @@ impl KvCache for Watch<'_> {
         self.inner.attend(layer, batch, q, out)?;
         let first = batch.spans().first().map_or(0, |s| s.positions.start);
         let held = &self.held;
-        for kv_head in 0..held.geometry.layers[layer].n_kv_heads {
+        let g = &held.geometry.layers[layer];
+        let n_scored = if g.window.is_some() { 0 } else { g.n_kv_heads };
+        for kv_head in 0..n_scored {
             let (columns, n) = held.columns(layer, kv_head);
             let tiles: Vec<Most> = (0..batch.n_rows())
                 .into_par_iter()
