@@ -88,7 +88,7 @@ fn a_batch_counts_sequences_and_tables_are_for_people() {
         "8,388,608,000 values",
         "weights  12.55 GiB, 6,738,415,616 parameters in float16",
         "(advice, no limit)",
-        " f16           525,568  15.67 GiB      16.044   yes         25 ",
+        " f16           525,440  15.66 GiB      16.041   yes         25 ",
     ] {
         assert!(out.contains(expected), "{expected} not in\n{out}");
     }
