@@ -176,6 +176,7 @@ fn filled(strategy: &Strategy, geometry: &Geometry, n: usize) -> StagedCache {
                 k: &k,
                 v: &v,
                 hidden: &[],
+                residual_norms: &[],
             };
             cache.append(layer, &batch, rows).expect(fits);
         }
@@ -257,6 +258,7 @@ fn short(c: &mut Criterion<CpuTime<Rates>>) {
                             k: &k,
                             v: &v,
                             hidden: &[],
+                            residual_norms: &[],
                         };
                         let done = cache.append(layer, &batch, rows);
                         let done = done.and_then(|()| cache.attend(layer, &batch, &q, &mut out));

@@ -160,6 +160,7 @@ fn filled(n: usize, rng: &mut ChaCha8Rng) -> StagedCache {
                 k: &k,
                 v: &v,
                 hidden: &[],
+                residual_norms: &[],
             };
             cache.append(layer, &batch, rows).expect(fits);
         }

@@ -145,6 +145,7 @@ fn step(cache: &mut StagedCache, geometry: &Geometry, batch: &Batch) {
             k: &k,
             v: &v,
             hidden: &[],
+            residual_norms: &[],
         };
         cache.append(index, batch, rows).unwrap();
         // One layer's attention is enough to fill the working memory.

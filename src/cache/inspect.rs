@@ -275,6 +275,7 @@ mod tests {
                     k: &k,
                     v: &v,
                     hidden: &[],
+                    residual_norms: &[],
                 };
                 cache.append(layer as usize, &batch, rows).unwrap();
             }

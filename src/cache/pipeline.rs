@@ -251,6 +251,7 @@ impl KvCache for StagedCache {
                 k: &rows.k[at.clone()],
                 v: &rows.v[at],
                 hidden: &rows.hidden[span.first_row * n_hidden..][..span.n_tokens() * n_hidden],
+                residual_norms: &[],
             };
             let mut carry = self.take_carry(span.seq);
             let pool = Arc::clone(&self.pool);

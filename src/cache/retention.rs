@@ -96,7 +96,7 @@ pub struct SeenLayer<'a> {
 pub struct Repetition {
     /// The most attention that a row got from any query of the repetition, over the query heads of its group.
     pub attention: Vec<Vec<f32>>,
-    /// The same with each weight times ‖W_O·v‖ of the row over ‖h‖ of the query's normalised layer input.
+    /// The same with each weight times ‖W_O·v‖ of the row over the length of the query's residual stream where the layer reads it.
     pub weighted: Vec<Vec<f32>>,
 }
 

@@ -83,6 +83,9 @@ pub struct Rows<'a> {
     pub v: &'a [f32],
     /// The layer's normalised input, `[row][n_embd]`; empty unless [`super::Needs::hidden`] asks for it.
     pub hidden: &'a [f32],
+    /// Length of each row's residual stream where the layer reads it, before any norm, `[row]`; empty unless hidden rows
+    /// are asked for.
+    pub residual_norms: &'a [f32],
 }
 
 /// What a cache must know of one attention layer.

@@ -132,6 +132,7 @@ pub fn fill_to(
                     k: &k,
                     v: &v,
                     hidden: &[],
+                    residual_norms: &[],
                 };
                 cache.append(i, &batch, rows)?;
             }
@@ -236,6 +237,7 @@ mod tests {
                     k: &k,
                     v: &k,
                     hidden: &[],
+                    residual_norms: &[],
                 };
                 cache.append(layer, &batch, rows).unwrap();
             }

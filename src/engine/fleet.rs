@@ -230,6 +230,7 @@ impl KvCache for Fleet<'_, '_> {
                 k: ship.part(rows.k, batch),
                 v: ship.part(rows.v, batch),
                 hidden,
+                residual_norms: &[],
             };
             ship.sail(|cache, alone| cache.append(layer, alone, rows));
         });

@@ -159,7 +159,7 @@ struct Held<'a> {
     part: std::ops::Range<usize>,
     /// Keys of the reading so far, after RoPE, `[layer][token · kv_head · head_dim]`.
     keys: Vec<Vec<f32>>,
-    /// Norms of the running step's layer inputs, by row.
+    /// Lengths of the running step's residual stream, by row.
     input_norms: Vec<f32>,
 }
 
@@ -286,9 +286,7 @@ impl KvCache for Watch<'_> {
             key.chunks_exact_mut(d)
                 .for_each(|k| g.rope.rotate(position, k));
         }
-        let width = rows.hidden.len() / batch.n_rows().max(1);
-        let norm = |h: &[f32]| h.iter().fold(0.0f32, |s, &x| x.mul_add(x, s)).sqrt();
-        held.input_norms = rows.hidden.chunks_exact(width.max(1)).map(norm).collect();
+        held.input_norms = rows.residual_norms.to_vec();
         Ok(())
     }
 

@@ -19,6 +19,8 @@ pub struct TapeLayer {
     pub v: Vec<f32>,
     /// The layer's normalised input, `[token][n_embd]`; empty unless it was asked for.
     pub hidden: Vec<f32>,
+    /// Lengths of the residual stream, `[token]`; they come with the inputs.
+    pub residual_norms: Vec<f32>,
     /// Queries of the newest tokens before RoPE, `[token][head][head_dim]`, as many as were asked for.
     pub q: Vec<f32>,
 }
@@ -80,6 +82,7 @@ impl ContextTape {
                     k: part(&rows.k),
                     v: part(&rows.v),
                     hidden: part(&rows.hidden),
+                    residual_norms: part(&rows.residual_norms),
                 };
                 cache.append(layer, &batch, rows)?;
             }
@@ -91,7 +94,9 @@ impl ContextTape {
 
     /// Bytes of the rows.
     pub fn bytes(&self) -> u64 {
-        let scalars = |l: &TapeLayer| l.k.len() + l.v.len() + l.hidden.len() + l.q.len();
+        let scalars = |l: &TapeLayer| {
+            l.k.len() + l.v.len() + l.hidden.len() + l.residual_norms.len() + l.q.len()
+        };
         4 * self.layers.iter().map(scalars).sum::<usize>() as u64
     }
 
@@ -105,7 +110,12 @@ impl ContextTape {
             return;
         }
         for layer in &mut self.layers {
-            for rows in [&mut layer.k, &mut layer.v, &mut layer.hidden] {
+            for rows in [
+                &mut layer.k,
+                &mut layer.v,
+                &mut layer.hidden,
+                &mut layer.residual_norms,
+            ] {
                 rows.truncate(rows.len() / self.n_tokens * n_tokens);
             }
             // Queries are those of the newest tokens, which are others now.
@@ -209,6 +219,7 @@ impl<C: KvCache> KvCache for Recording<C> {
         kept.v.extend(part(rows.v));
         if self.extras.hidden {
             kept.hidden.extend(part(rows.hidden));
+            kept.residual_norms.extend(part(rows.residual_norms));
         }
         Ok(())
     }
@@ -370,6 +381,7 @@ mod tests {
         prefill(&model, &mut cache, SEQ, &tokens, 5).unwrap();
         let (_, with_hidden) = cache.into_parts();
         assert_eq!(with_hidden.layers[1].hidden.len(), 12 * 64);
+        assert_eq!(with_hidden.layers[1].residual_norms.len(), 12);
         assert_eq!(with_hidden.layers[1].q.len(), 3 * 4 * 32);
         let mut needy = PlainCache::new(geometry);
         needy.needs.hidden = true;

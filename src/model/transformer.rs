@@ -154,10 +154,15 @@ impl<B: Ops> Transformer<B> {
             k = ops.rms_norm(Role::KNorm, layer, &k);
         }
         let hidden = cache.needs().hidden.then(|| ops.read(&normed));
+        let residual_norms = match &hidden {
+            Some(_) => norms(&ops.read(x), spec.n_embd),
+            None => Vec::new(),
+        };
         let rows = Rows {
             k: &ops.read(&k),
             v: &ops.read(&v),
             hidden: hidden.as_deref().unwrap_or(&[]),
+            residual_norms: &residual_norms,
         };
         cache.append(layer, batch, rows)?;
         let width = spec.n_heads * spec.head_dim;
@@ -182,6 +187,12 @@ impl<B: Ops> Transformer<B> {
             x
         }
     }
+}
+
+/// ‖x‖ of each row, `[row][width]`.
+fn norms(rows: &[f32], width: usize) -> Vec<f32> {
+    let norm = |x: &[f32]| x.iter().fold(0.0f32, |s, &x| x.mul_add(x, s)).sqrt();
+    rows.chunks_exact(width).map(norm).collect()
 }
 
 impl<B: Ops> LanguageModel for Transformer<B> {

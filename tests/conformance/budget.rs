@@ -243,6 +243,7 @@ fn sequences_may_share_a_budget() {
                 k: &k,
                 v: &v,
                 hidden: &[],
+                residual_norms: &[],
             };
             cache.append(l, &batch, rows).unwrap();
         }

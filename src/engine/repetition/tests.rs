@@ -103,7 +103,7 @@ fn by_formula(
         usize,
         (&crate::cache::LayerGeometry, &super::super::tape::TapeLayer),
     )| {
-        let (d, n_embd) = (g.head_dim, model.spec().n_embd);
+        let d = g.head_dim;
         let kv = |x: &[f32], t: usize, h: usize| x[(t * g.n_kv_heads + h) * d..][..d].to_vec();
         let head = |kv_head: usize| {
             let keys: Vec<Vec<f64>> = (0..n + tokens.len())
@@ -128,7 +128,7 @@ fn by_formula(
                     };
                     let weights: Vec<f64> = seen.iter().map(logit).collect();
                     let total: f64 = weights.iter().sum();
-                    let input = norm(&rows.hidden[t * n_embd..(t + 1) * n_embd]);
+                    let input = f64::from(rows.residual_norms[t]);
                     let first = context.len() - part.len();
                     for (j, most) in most.iter_mut().enumerate() {
                         let weight = weights[first + j] / total;

@@ -246,6 +246,7 @@ pub fn batch_step(
             v: &v,
             // See `Script::hidden`.
             hidden: if cache.needs().hidden { &q } else { &[] },
+            residual_norms: &[],
         };
         cache.append(l, &batch, rows)?;
         let mut out = vec![0.0; q.len()];
