@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(named("int4-best").unwrap().len(), 1);
         assert_eq!(named("q8_0/q4_0").unwrap()[0].encode_v.name, "q4_0");
         assert_eq!(named("tail = [0, 8], encode = \"q4_0\"").unwrap().len(), 2);
-        assert_eq!(named("window").unwrap().len(), 6);
+        assert_eq!(named("window").unwrap().len(), 9);
         assert_eq!(named("encode:q4_0").unwrap().len(), 3);
         for (wrong, told) in [
             ("q4", "did you mean `q4_0`"),
