@@ -116,6 +116,19 @@ pub const BETA: ParamDef = ParamDef {
     doc: "the mean budget over the last layer's (`pyramid`)",
 };
 
+/// What every scored stage takes that has nothing to add.
+pub const COMMON: &[ParamDef] = &[
+    TOKENS,
+    KEPT_FRACTION,
+    ALLOCATE,
+    SAFEGUARD,
+    BETA,
+    SINKS,
+    RECENT,
+    WHITELIST,
+    SEGMENTS,
+];
+
 /// How many rows of a head live.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {

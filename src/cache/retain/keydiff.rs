@@ -4,9 +4,7 @@
 
 use super::super::Needs;
 use super::super::stage::{ContextLayer, ContextNeeds, Kind, StageDef, Tolerance, never};
-use super::budget::{
-    ALLOCATE, BETA, KEPT_FRACTION, RECENT, SAFEGUARD, SEGMENTS, SINKS, TOKENS, WHITELIST,
-};
+use super::budget::COMMON;
 use super::selection::{Score, Selection};
 
 /// The registry entry.
@@ -15,17 +13,7 @@ pub const DEF: StageDef = StageDef {
     kind: Kind::Retain,
     doc: "rows whose keys differ most from the mean direction",
     paper: "KeyDiff: Key Similarity-Based KV Cache Eviction, arXiv 2504.15364",
-    params: &[
-        TOKENS,
-        KEPT_FRACTION,
-        ALLOCATE,
-        SAFEGUARD,
-        BETA,
-        SINKS,
-        RECENT,
-        WHITELIST,
-        SEGMENTS,
-    ],
+    params: COMMON,
     calibrated: never,
     examples: &["{ method = \"keydiff\", kept_fraction = 0.5 }"],
     tolerance: Tolerance::Exact,

@@ -12,9 +12,7 @@
 //! ```
 
 use super::super::stage::{Kind, NewRow, StageDef, Tolerance, never};
-use super::budget::{
-    ALLOCATE, BETA, KEPT_FRACTION, RECENT, SAFEGUARD, SEGMENTS, SINKS, TOKENS, WHITELIST,
-};
+use super::budget::COMMON;
 use super::selection::{Score, Selection};
 
 /// The registry entry.
@@ -23,17 +21,7 @@ pub const DEF: StageDef = StageDef {
     kind: Kind::Retain,
     doc: "rows with small key norms",
     paper: "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv 2406.11430",
-    params: &[
-        TOKENS,
-        KEPT_FRACTION,
-        ALLOCATE,
-        SAFEGUARD,
-        BETA,
-        SINKS,
-        RECENT,
-        WHITELIST,
-        SEGMENTS,
-    ],
+    params: COMMON,
     calibrated: never,
     examples: &[
         "{ method = \"knorm\", kept_fraction = 0.5 }",

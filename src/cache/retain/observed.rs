@@ -13,8 +13,8 @@ use super::super::stage::{
 };
 use super::attention::weights;
 use super::budget::{
-    ALLOCATE, ALLOCATE_ADAKV, ALLOCATE_PYRAMID, BETA, KEPT_FRACTION, RECENT, SAFEGUARD, SEGMENTS,
-    SINKS, TOKENS, WHITELIST,
+    ALLOCATE, ALLOCATE_ADAKV, ALLOCATE_PYRAMID, BETA, COMMON, KEPT_FRACTION, RECENT, SAFEGUARD,
+    SEGMENTS, SINKS, TOKENS, WHITELIST,
 };
 use super::positions;
 use super::selection::{Score, Selection};
@@ -113,17 +113,7 @@ pub const H2O: StageDef = StageDef {
     kind: Kind::Retain,
     doc: "rows that all queries so far attend to most, over how many saw them",
     paper: "H2O, arXiv 2306.14048, with the mean over the queries that saw a row",
-    params: &[
-        TOKENS,
-        KEPT_FRACTION,
-        ALLOCATE,
-        SAFEGUARD,
-        BETA,
-        SINKS,
-        RECENT,
-        WHITELIST,
-        SEGMENTS,
-    ],
+    params: COMMON,
     calibrated: never,
     examples: &["{ method = \"h2o\", kept_fraction = 0.5, recent = 16 }"],
     tolerance: Tolerance::Exact,
@@ -136,7 +126,7 @@ pub const TOVA: StageDef = StageDef {
     kind: Kind::Retain,
     doc: "rows that the newest query attends to, over the heads of a layer together",
     paper: "Transformers are Multi-State RNNs (TOVA), arXiv 2401.06104",
-    params: H2O.params,
+    params: COMMON,
     calibrated: never,
     examples: &["{ method = \"tova\", kept_fraction = 0.5, recent = 1 }"],
     tolerance: Tolerance::Exact,
