@@ -1,15 +1,18 @@
-"""Makes the texts of training that no server offers as files: Rust code of this project's locked dependencies, and
-short conversations as plain text.
+"""Makes the texts of training that no server offers as files: Rust and C code of this project's locked dependencies,
+Python code of the programs that kvlab is compared with, and short conversations as plain text.
 
 Usage: python3 datasets/training_texts.py DATA_DIR
-Reads DATA_DIR/chat/modelopt_synthetic_conversations_1k.jsonl where it is there, and the sources that cargo holds for
-Cargo.lock; writes DATA_DIR/train/code-rust.txt and DATA_DIR/train/chat.txt. Their sums stand in manifest.toml.
+Reads DATA_DIR/chat/modelopt_synthetic_conversations_1k.jsonl where it is there, the sources that cargo holds for
+Cargo.lock, and packages that pip downloads by name and version; writes code-rust.txt, code-c.txt, code-python.txt and
+chat.txt into DATA_DIR/train. Their sums stand in manifest.toml.
 """
 
 import json
 import pathlib
 import subprocess
 import sys
+import tempfile
+import zipfile
 
 # As locked; `syn` is a text of the tests and must never be here.
 CRATES = [
@@ -20,19 +23,36 @@ CRATES = [
     "regex-automata",
     "serde_json",
 ]
+# As experiments/peers takes them; of transformers all but the models, which are many and alike.
+PACKAGES = ["accelerate==1.15.0", "kvpress==0.5.5", "transformers==5.2.0"]
+LEFT_OUT = "transformers/models/"
 CHAT_ROWS = 500
 
 
-def sources():
-    """Every `src/**/*.rs` of the crates, in order of crate and path."""
+def sources(crates, below, endings):
+    """Every file of the crates below a folder with one of the endings, in order of crate and path."""
     command = ["cargo", "metadata", "--locked", "--format-version", "1"]
     packages = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["packages"]
-    for name in CRATES:
+    for name in crates:
         (package,) = [p for p in packages if p["name"] == name]
         print(f"{name} {package['version']}", file=sys.stderr)
-        folder = pathlib.Path(package["manifest_path"]).parent / "src"
-        for path in sorted(folder.rglob("*.rs"), key=lambda p: p.relative_to(folder).as_posix()):
+        folder = pathlib.Path(package["manifest_path"]).parent / below
+        files = [path for path in folder.rglob("*") if path.suffix in endings]
+        for path in sorted(files, key=lambda p: p.relative_to(folder).as_posix()):
             yield path.read_text(encoding="utf-8")
+
+
+def packages():
+    """Every `*.py` of the packages, in order of package and path."""
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", folder]
+        subprocess.run(pip + PACKAGES, check=True)
+        for package in PACKAGES:
+            (wheel,) = pathlib.Path(folder).glob(package.replace("==", "-") + "-*.whl")
+            with zipfile.ZipFile(wheel) as files:
+                for name in sorted(files.namelist()):
+                    if name.endswith(".py") and not name.startswith(LEFT_OUT):
+                        yield files.read(name).decode("utf-8")
 
 
 def chats(path):
@@ -46,7 +66,9 @@ def chats(path):
 def main():
     data = pathlib.Path(sys.argv[1])
     (data / "train").mkdir(parents=True, exist_ok=True)
-    (data / "train/code-rust.txt").write_text("\n".join(sources()), encoding="utf-8")
+    (data / "train/code-rust.txt").write_text("\n".join(sources(CRATES, "src", [".rs"])), encoding="utf-8")
+    (data / "train/code-c.txt").write_text("\n".join(sources(["zstd-sys"], "zstd/lib", [".c", ".h"])), encoding="utf-8")
+    (data / "train/code-python.txt").write_text("\n".join(packages()), encoding="utf-8")
     chat = data / "chat/modelopt_synthetic_conversations_1k.jsonl"
     if chat.exists():
         (data / "train/chat.txt").write_text("\n\n".join(chats(chat)) + "\n", encoding="utf-8")

@@ -308,7 +308,8 @@ fn a_training_fills_in_what_it_is_not_told() {
         (t.name.as_str(), t.model.as_str()),
         ("mine", "smollm2-135m-instruct")
     );
-    assert_eq!((t.windows, t.window, t.held_out), (20, 1024, 10));
+    assert_eq!((t.windows, t.window, t.held_out), (vec![20], 1024, 10));
+    assert_eq!((t.settings.mlp, t.end_to_end), (None, None));
     assert_eq!(t.settings.clip, (-12.0, 2.0));
     assert!(t.file.ends_with("gate.safetensors") && t.file.is_absolute());
     assert_eq!(t.texts.len(), 1);
@@ -320,6 +321,65 @@ fn a_training_fills_in_what_it_is_not_told() {
         (t.settings.clip, t.settings.ridges),
         ((-9.0, 1.5), vec![1.0])
     );
+}
+
+#[test]
+fn windows_are_as_many_of_each_text_or_a_number_for_each() {
+    let of = |windows: &str| {
+        let sets = format!("windows = {windows}\nsets = [\"wikitext2-valid\", ");
+        training(&TRAINING.replace("sets = [", &sets)).map(|t| t.windows)
+    };
+    assert_eq!(of("7").unwrap(), [7, 7]);
+    assert_eq!(of("[7, 9]").unwrap(), [7, 9]);
+    for windows in ["[7]", "[7, 0]", "[7, 8, 9]", "[7, \"9\"]"] {
+        let text = of(windows).unwrap_err();
+        assert!(
+            text.contains("data.windows") && text.contains("one for each of the 2 sets"),
+            "{windows}: {text}"
+        );
+    }
+}
+
+#[cfg(feature = "burn")]
+#[test]
+fn a_training_may_ask_for_a_network_and_for_heads_weighed_end_to_end() {
+    let of = |gate: &str| training(&format!("{TRAINING}[gate]\n{gate}\n"));
+    let mlp = of("kind = \"mlp\"").unwrap().settings.mlp.unwrap();
+    assert_eq!((mlp.hidden, mlp.epochs, mlp.seed), (16, 20, 0));
+    let mlp = of("kind = \"mlp\"\nhidden = 4\nepochs = 2\nseed = 9").unwrap();
+    let mlp = mlp.settings.mlp.unwrap();
+    assert_eq!((mlp.hidden, mlp.epochs, mlp.seed), (4, 2, 9));
+    let e = of("end_to_end = { steps = 5, kept_fraction = 0.5 }").unwrap();
+    let e = e.end_to_end.unwrap();
+    assert_eq!(
+        (e.windows, e.window, e.steps, e.kept_fraction),
+        (8, 512, 5, 0.5)
+    );
+    for (gate, why) in [
+        ("kind = \"mpl\"", "must be one of \"ridge\", \"mlp\""),
+        ("hidden = 8", "gate.hidden"),
+        ("kind = \"ridge\"\nseed = 1", "it is for kind = \"mlp\""),
+        ("kind = \"mlp\"\nhidden = 0", "gate.hidden"),
+        ("end_to_end = true", "end_to_end"),
+        ("end_to_end = { window = 64 }", "gate.end_to_end.window"),
+        (
+            "end_to_end = { kept_fraction = 1.0 }",
+            "gate.end_to_end.kept_fraction",
+        ),
+        ("end_to_end = { step = 3 }", "did you mean `steps`"),
+    ] {
+        let text = of(gate).unwrap_err();
+        assert!(text.contains(why), "{gate}: {text}");
+    }
+}
+
+#[cfg(not(feature = "burn"))]
+#[test]
+fn what_is_trained_with_burn_is_refused_without_it() {
+    for gate in ["kind = \"mlp\"", "end_to_end = { steps = 5 }"] {
+        let text = training(&format!("{TRAINING}[gate]\n{gate}\n")).unwrap_err();
+        assert!(text.contains("build it with the feature `burn`"), "{text}");
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ use super::progress::Bar;
 use super::session::repeat_prompt;
 use super::{Exit, lookup};
 use crate::bundle::write_atomic;
+use crate::cache::retain::gate::Weights;
 use crate::cache::strategy::Strategy;
 use crate::cache::{Admission, Geometry, KvCache, Materials, SeqId, StagedCache};
 use crate::cli::TrainArgs;
@@ -20,12 +21,18 @@ use crate::compute::cpu::Cpu;
 use crate::config::{Training, load_training};
 use crate::data::Passages;
 use crate::engine::repetition::{MAX_PROMPT, repetition};
-use crate::engine::{CHUNK, Extras, Recording, RepeatPrompt, prefill};
+use crate::engine::{CHUNK, ContextTape, Extras, Recording, RepeatPrompt, prefill};
+use crate::model::WeightSource;
 use crate::model::geometry::geometry;
 use crate::model::ops::Arithmetic;
 use crate::model::source::{FetchProgress, ModelDir, Silent, resolve};
 use crate::model::transformer::{LanguageModel, Transformer};
-use crate::train::gate::{Fitted, Fitting, Use};
+use crate::train::features::Target;
+use crate::train::gate::{EndToEnd, Fitted, Fitting, LayerFit, Use};
+use crate::train::judge::Judged;
+
+/// The sequence that a window is.
+const SEQ: SeqId = SeqId(0);
 
 /// A window of a text.
 struct Window {
@@ -48,74 +55,112 @@ pub fn train(args: &TrainArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let progress: &dyn FetchProgress = if args.quiet { &Silent } else { &Bar::default() };
     let loaded = crate::model::load(&resolve(&training.model, &dir, progress)?)?;
     let spec = loaded.spec.clone();
-    let longest = 2 * training.window + MAX_PROMPT;
-    if longest > spec.context_length {
-        bail!(
-            "data.window: a window of {} read twice needs {longest} positions, `{}` has {}: make it smaller",
-            training.window,
-            training.model,
-            spec.context_length
-        );
-    }
+    let longest = longest(&training, spec.context_length)?;
     let geometry = geometry(&spec, longest);
-    let windows = windows(&training, args, &loaded.tokenizer)?;
+    let texts = Windows {
+        tokenizer: &loaded.tokenizer,
+        training: &training,
+        args,
+    };
+    let windows = texts.to_fit()?;
     let prompt = repeat_prompt(&loaded.tokenizer)?;
-    let model = Transformer::<Cpu>::load_in(Arc::from(loaded.weights), Arithmetic::F32)?;
+    let source: Arc<dyn WeightSource> = Arc::from(loaded.weights);
+    let model = Transformer::<Cpu>::load_in(source.clone(), Arithmetic::F32)?;
     let teacher = Teacher {
         model: &model,
         geometry: &geometry,
         prompt: &prompt,
     };
     let mut fitting = Fitting::new(&geometry, spec.n_embd, training.settings.clone());
-    let bar = match args.quiet {
-        true => indicatif::ProgressBar::hidden(),
-        false => super::progress::items(windows.len()),
-    };
+    let bar = bar(args, windows.len());
     for window in &windows {
         teacher.teach(&mut fitting, window)?;
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let fitted = fitting.finish().map_err(anyhow::Error::msg)?;
+    let mut fitted = fitting.finish().map_err(anyhow::Error::msg)?;
+    let divergence = match &training.end_to_end {
+        None => None,
+        Some(settings) => {
+            let weights = &mut fitted.weights;
+            Some(weigh_heads(settings, &texts, source, &teacher, weights)?)
+        }
+    };
     let bytes = fitted
-        .file(origin(&training, &loaded.sha256))
+        .weights
+        .file(origin(&training, &loaded.sha256, divergence))
         .map_err(anyhow::Error::msg)?;
     if let Some(parent) = training.file.parent() {
         std::fs::create_dir_all(parent)
             .with_context(|| format!("creating {}", parent.display()))?;
     }
     write_atomic(&training.file, &bytes)?;
-    report(&training, &fitting, &fitted, out)?;
+    report(&training, &fitting, (&fitted, divergence), out)?;
     Ok(Exit::Ok)
 }
 
-/// All windows, every n-th of all held out.
-fn windows(
-    training: &Training,
-    args: &TrainArgs,
-    tokenizer: &crate::model::tokenizer::Tokenizer,
-) -> anyhow::Result<Vec<Window>> {
-    let places = lookup(&args.places);
-    let mut windows = Vec::new();
-    for text in &training.texts {
-        let text = text.load(&places)?;
-        let passages =
-            text.passages(training.window, (training.windows, Passages::Spread), |t| {
-                tokenizer.encode(t).map_err(anyhow::Error::from)
+/// Positions that the longest reading needs.
+fn longest(training: &Training, context_length: usize) -> anyhow::Result<usize> {
+    let twice = 2 * training.window + MAX_PROMPT;
+    let once = training.end_to_end.map_or(0, |e| e.window);
+    let (key, n, longest) = match twice >= once {
+        true => ("data.window: a window read twice", training.window, twice),
+        false => ("gate.end_to_end.window: a window", once, once),
+    };
+    if longest > context_length {
+        bail!(
+            "{key} needs {longest} positions at {n} tokens, `{}` has {context_length}: make it smaller",
+            training.model
+        );
+    }
+    Ok(longest)
+}
+
+fn bar(args: &TrainArgs, n: usize) -> indicatif::ProgressBar {
+    match args.quiet {
+        true => indicatif::ProgressBar::hidden(),
+        false => super::progress::items(n),
+    }
+}
+
+/// Where windows come from.
+struct Windows<'a> {
+    tokenizer: &'a crate::model::tokenizer::Tokenizer,
+    training: &'a Training,
+    args: &'a TrainArgs,
+}
+
+impl Windows<'_> {
+    /// Windows of `n_tokens`, so many of each text, spread over it.
+    fn take(&self, n_tokens: usize, of_each: &[usize]) -> anyhow::Result<Vec<Vec<u32>>> {
+        let places = lookup(&self.args.places);
+        let mut all = Vec::new();
+        for (text, &n) in self.training.texts.iter().zip(of_each) {
+            let text = text.load(&places)?;
+            let passages = text.passages(n_tokens, (n, Passages::Spread), |t| {
+                self.tokenizer.encode(t).map_err(anyhow::Error::from)
             })?;
-        windows.extend(passages.into_iter().map(|p| Window {
-            usage: Use::Fit,
-            ids: p.ids,
-        }));
+            all.extend(passages.into_iter().map(|p| p.ids));
+        }
+        Ok(all)
     }
-    for window in windows
-        .iter_mut()
-        .skip(training.held_out / 2)
-        .step_by(training.held_out)
-    {
-        window.usage = Use::HeldOut;
+
+    /// Those to fit to, every n-th of them held out.
+    fn to_fit(&self) -> anyhow::Result<Vec<Window>> {
+        let training = self.training;
+        let all = self.take(training.window, &training.windows)?;
+        let usage = |i: usize| match i % training.held_out == training.held_out / 2 {
+            true => Use::HeldOut,
+            false => Use::Fit,
+        };
+        let windows = all.into_iter().enumerate();
+        Ok(windows
+            .map(|(i, ids)| Window {
+                usage: usage(i),
+                ids,
+            })
+            .collect())
     }
-    Ok(windows)
 }
 
 /// What shows the gate what it should have kept.
@@ -126,25 +171,29 @@ struct Teacher<'a> {
 }
 
 impl Teacher<'_> {
-    fn teach(&self, fitting: &mut Fitting, window: &Window) -> anyhow::Result<()> {
-        let (seq, other) = (SeqId(0), SeqId(1));
+    /// Reads a window exactly.
+    fn read(&self, ids: &[u32]) -> anyhow::Result<(StagedCache, ContextTape)> {
         let materials = Materials {
             geometry: self.geometry,
             calibration: None,
             backing_dir: None,
         };
         let mut cache = StagedCache::new(&Strategy::bare("f32"), materials)?;
-        cache.admit(seq, Admission::Streaming)?;
+        cache.admit(SEQ, Admission::Streaming)?;
         let extras = Extras {
             hidden: true,
             queries: 0,
         };
-        let mut recording = Recording::with(cache, seq, extras);
-        prefill(self.model, &mut recording, seq, &window.ids, CHUNK)?;
-        let (mut cache, tape) = recording.into_parts();
+        let mut recording = Recording::with(cache, SEQ, extras);
+        prefill(self.model, &mut recording, SEQ, ids, CHUNK)?;
+        Ok(recording.into_parts())
+    }
+
+    fn teach(&self, fitting: &mut Fitting, window: &Window) -> anyhow::Result<()> {
+        let (mut cache, tape) = self.read(&window.ids)?;
         let seen = repetition(
             self.model,
-            (&mut cache, seq, other),
+            (&mut cache, SEQ, SeqId(SEQ.0 + 1)),
             self.geometry,
             (&window.ids, &tape),
             self.prompt,
@@ -154,23 +203,96 @@ impl Teacher<'_> {
     }
 }
 
+/// Weighs heads against each other, and says how far the gated model is from the full one before and after.
+#[cfg(feature = "burn")]
+fn weigh_heads(
+    settings: &EndToEnd,
+    texts: &Windows<'_>,
+    source: Arc<dyn WeightSource>,
+    teacher: &Teacher<'_>,
+    weights: &mut Weights,
+) -> anyhow::Result<[f64; 2]> {
+    use crate::train::end_to_end::{Differentiable, Window, tune};
+
+    // Windows of all texts in turn, every other one to train on.
+    let n_texts = texts.training.texts.len();
+    let of_each = (2 * settings.windows).div_ceil(n_texts);
+    let all = texts.take(settings.window, &vec![of_each; n_texts])?;
+    let windows = all.into_iter().map(|ids| {
+        let (_, tape) = teacher.read(&ids)?;
+        let scores = tape.layers.iter().zip(&teacher.geometry.layers).enumerate();
+        let scores = scores.map(|(i, (rows, g))| weights.of_tape(i, g, rows));
+        Ok(Window {
+            scores: scores.collect(),
+            ids,
+        })
+    });
+    let windows = windows.collect::<anyhow::Result<Vec<Window>>>()?;
+    let every_other = |first| windows.iter().skip(first).step_by(2).cloned().collect();
+    let [fit, judge]: [Vec<Window>; 2] = [every_other(0), every_other(1)];
+    let model = Differentiable::load(source)?;
+    let bar = bar(texts.args, settings.steps);
+    let tuned = tune(&model, teacher.geometry, [&fit, &judge], settings, || {
+        bar.inc(1)
+    })?;
+    bar.finish_and_clear();
+    weights.shift(&tuned.shifts);
+    Ok(tuned.divergence)
+}
+
+#[cfg(not(feature = "burn"))]
+fn weigh_heads(
+    _: &EndToEnd,
+    _: &Windows<'_>,
+    _: Arc<dyn WeightSource>,
+    _: &Teacher<'_>,
+    _: &mut Weights,
+) -> anyhow::Result<[f64; 2]> {
+    bail!("gate.end_to_end: kvlab was built without the feature `burn`")
+}
+
 /// What the weights come from.
-fn origin(training: &Training, model_sha256: &str) -> BTreeMap<String, String> {
-    let texts = training.texts.iter();
-    let texts: Vec<String> = texts.map(|t| format!("{} {}", t.name, t.sha256)).collect();
+fn origin(
+    training: &Training,
+    model_sha256: &str,
+    divergence: Option<[f64; 2]>,
+) -> BTreeMap<String, String> {
+    let texts = training.texts.iter().zip(&training.windows);
+    let texts: Vec<String> = texts
+        .map(|(t, n)| format!("{} {}, {n} windows", t.name, t.sha256))
+        .collect();
     let s = &training.settings;
-    let target = format!("ln {:?}, cut to {:?}", s.target, s.clip).to_lowercase();
+    let target = match s.target {
+        Target::Kvzip => "kvzip",
+        Target::KvzipPlus => "kvzip_plus",
+    };
+    let kind = match s.mlp {
+        None => "ridge".to_owned(),
+        Some(m) => format!(
+            "ridge and {} units, {} epochs, seed {}",
+            m.hidden, m.epochs, m.seed
+        ),
+    };
+    let heads = match (training.end_to_end, divergence) {
+        (Some(e), Some([before, after])) => format!(
+            "weighed end to end: {} steps, {} windows of {}, {} kept, KL {before:.4} to {after:.4}",
+            e.steps, e.windows, e.window, e.kept_fraction
+        ),
+        _ => "as fitted".to_owned(),
+    };
     [
+        ("heads", heads),
         ("model_sha256", model_sha256.to_owned()),
         ("model", training.model.clone()),
         ("name", training.name.clone()),
-        ("target", target),
+        ("target", format!("ln {target}, cut to {:?}", s.clip)),
+        ("kind", kind),
         ("texts", texts.join("; ")),
         (
             "windows",
             format!(
-                "{} of {} tokens of each text, one of {} held out",
-                training.windows, training.window, training.held_out
+                "of {} tokens, one of {} held out",
+                training.window, training.held_out
             ),
         ),
         ("ridges", format!("{:?}", s.ridges)),
@@ -183,31 +305,45 @@ fn origin(training: &Training, model_sha256: &str) -> BTreeMap<String, String> {
 fn report(
     training: &Training,
     fitting: &Fitting,
-    fitted: &Fitted,
+    (fitted, divergence): (&Fitted, Option<[f64; 2]>),
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    writeln!(
-        out,
-        "layer  held-out R²  rank correlation within heads  ridge"
-    )?;
-    for (i, fit) in fitted.layers.iter().enumerate() {
-        writeln!(
-            out,
-            "{i:>5}  {:>11.3}  {:>29.3}  {:>5.0e}",
-            fit.r2, fit.rank, fit.ridge
-        )?;
+    let network = match training.settings.mlp {
+        None => "",
+        Some(_) => "     network: R²    rank",
+    };
+    writeln!(out, "layer   line: R²   rank   ridge{network}")?;
+    let row = |line: Judged, ridge: &str, network: Option<Judged>| {
+        let network = network.map(|n| format!("  {:>14.3}  {:>6.3}", n.r2, n.rank));
+        let network = network.unwrap_or_default();
+        format!("{:>9.3} {:>6.3}  {ridge:>6}{network}", line.r2, line.rank)
+    };
+    let fits: Vec<(usize, LayerFit)> = (0..)
+        .zip(&fitted.layers)
+        .filter_map(|(i, f)| Some((i, (*f)?)))
+        .collect();
+    for (i, fit) in &fits {
+        let ridge = format!("{:.0e}", fit.ridge);
+        writeln!(out, "{i:>5}  {}", row(fit.line, &ridge, fit.network))?;
     }
-    let n = fitted.layers.len() as f64;
-    let mean =
-        |f: fn(&crate::train::gate::LayerFit) -> f64| fitted.layers.iter().map(f).sum::<f64>() / n;
+    let lines: Vec<Judged> = fits.iter().map(|(_, f)| f.line).collect();
+    let networks: Vec<Judged> = fits.iter().filter_map(|(_, f)| f.network).collect();
+    let networks = (!networks.is_empty()).then(|| Judged::mean(&networks));
+    writeln!(out, " mean  {}", row(Judged::mean(&lines), "", networks))?;
     let [fit, held_out] = fitting.n_tokens;
+    let bytes = fitted.weights.bytes();
     writeln!(
         out,
-        "mean   {:>11.3}  {:>29.3}\n{fit} tokens fitted to, {held_out} held out; {} bytes of weights in {}",
-        mean(|l| l.r2),
-        mean(|l| l.rank),
-        2 * fitted.weights.len(),
+        "{fit} tokens fitted to, {held_out} held out (R², and rank correlation within heads, are theirs)\n\
+         {bytes} bytes of weights, {:.1} a token of 2048, in {}",
+        bytes as f64 / 2048.0,
         training.file.display()
     )?;
+    if let Some([before, after]) = divergence {
+        writeln!(
+            out,
+            "KL divergence on windows not trained on: {before:.4} with heads as fitted, {after:.4} weighed end to end"
+        )?;
+    }
     Ok(())
 }

@@ -34,6 +34,11 @@ impl<B: Backend> Burn<B> {
             .clone()
     }
 
+    /// Logits of hidden rows, as tensors.
+    pub fn head(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
+        hidden.matmul(self.weight(head_of(self.spec()), 0))
+    }
+
     fn tensor(&self, values: Vec<f32>, width: usize) -> Tensor<B, 2> {
         let shape = [values.len() / width, width];
         Tensor::from_data(TensorData::new(values, shape), &self.device)
@@ -155,7 +160,6 @@ impl<B: Backend> Ops for Burn<B> {
 
     fn logits(&self, hidden: &[f32], out: &mut [f32]) {
         let hidden = self.tensor(hidden.to_vec(), self.spec().n_embd);
-        let logits = hidden.matmul(self.weight(head_of(self.spec()), 0));
-        out.copy_from_slice(&values(logits));
+        out.copy_from_slice(&values(self.head(hidden)));
     }
 }

@@ -11,7 +11,9 @@ use super::read::Reader;
 use super::resolve::{model, name, schema};
 use super::stem;
 use crate::data::{DataRef, Split};
-use crate::train::gate::{Settings, Target};
+use crate::train::features::Target;
+use crate::train::gate::{EndToEnd, Settings};
+use crate::train::mlp;
 
 /// What is to be trained.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,14 +26,16 @@ pub struct Training {
     pub file: PathBuf,
     /// Texts.
     pub texts: Vec<DataRef>,
-    /// Windows of each text, spread over it.
-    pub windows: usize,
+    /// Windows of each text, spread over it, `[text]`.
+    pub windows: Vec<usize>,
     /// Tokens of a window.
     pub window: usize,
     /// Every how many windows one is held out.
     pub held_out: usize,
     /// How the gate is fitted.
     pub settings: Settings,
+    /// How its heads are then weighed against each other, if they are.
+    pub end_to_end: Option<EndToEnd>,
 }
 
 /// Reads a training.
@@ -78,7 +82,7 @@ fn training(top: &mut Reader<'_, '_>, default_name: &str) -> Option<Training> {
             None
         }
     };
-    let settings = gate(top);
+    let (settings, end_to_end) = gate(top);
     let Some((table, at)) = top.below("data") else {
         top.missing("data", "add [data] with sets = [\"calibration-mixed\"]");
         return None;
@@ -90,13 +94,13 @@ fn training(top: &mut Reader<'_, '_>, default_name: &str) -> Option<Training> {
         diagnostics: top.diagnostics,
     };
     data.only(&["sets", "windows", "window", "held_out"]);
-    let windows = data.count("windows", 1..=100_000).unwrap_or(20);
     let window = data.count("window", 64..=2000).unwrap_or(1024);
     let held_out = data.count("held_out", 2..=1000).unwrap_or(10);
     let nodes = data.names("sets");
     if nodes.is_empty() {
         data.missing("sets", "write sets = [\"calibration-mixed\"]");
     }
+    let windows = windows(&mut data, nodes.len());
     let texts = texts(&nodes, top.diagnostics);
     Some(Training {
         name,
@@ -107,17 +111,40 @@ fn training(top: &mut Reader<'_, '_>, default_name: &str) -> Option<Training> {
         window,
         held_out,
         settings,
+        end_to_end,
     })
 }
 
-fn gate(top: &mut Reader<'_, '_>) -> Settings {
+/// Windows of each of `n` texts: one number for all of them, or a list.
+fn windows(data: &mut Reader<'_, '_>, n: usize) -> Vec<usize> {
+    const ALLOWED: std::ops::RangeInclusive<i64> = 1..=100_000;
+    let Some(node) = data.get("windows") else {
+        return vec![20; n];
+    };
+    let Raw::List(items) = &node.raw else {
+        return vec![data.count("windows", ALLOWED).unwrap_or(20); n];
+    };
+    let count = |n: &Node| match n.raw {
+        Raw::Int(v) if ALLOWED.contains(&v) => usize::try_from(v).ok(),
+        _ => None,
+    };
+    let found = items.iter().map(count).collect::<Option<Vec<_>>>();
+    found.filter(|w| w.len() == n).unwrap_or_else(|| {
+        let must = format!("a whole number from 1 to 100000, or one for each of the {n} sets");
+        data.wrong(node, "windows", &must);
+        Vec::new()
+    })
+}
+
+fn gate(top: &mut Reader<'_, '_>) -> (Settings, Option<EndToEnd>) {
     let mut settings = Settings {
         target: Target::KvzipPlus,
         clip: (-12.0, 2.0),
         ridges: vec![1e-5, 1e-4, 1e-3, 1e-2],
+        mlp: None,
     };
     let Some((table, at)) = top.below("gate") else {
-        return settings;
+        return (settings, None);
     };
     let mut gate = Reader {
         table,
@@ -125,7 +152,16 @@ fn gate(top: &mut Reader<'_, '_>) -> Settings {
         at,
         diagnostics: top.diagnostics,
     };
-    gate.only(&["target", "clip", "ridge"]);
+    gate.only(&[
+        "target",
+        "clip",
+        "ridge",
+        "kind",
+        "hidden",
+        "epochs",
+        "seed",
+        "end_to_end",
+    ]);
     let targets = [("kvzip", Target::Kvzip), ("kvzip_plus", Target::KvzipPlus)];
     if let Some(target) = gate.choice("target", &targets) {
         settings.target = target;
@@ -136,7 +172,54 @@ fn gate(top: &mut Reader<'_, '_>) -> Settings {
     if let Some(ridges) = numbers(&mut gate, "ridge", |n| n.iter().all(|r| *r > 0.0)) {
         settings.ridges = ridges;
     }
-    settings
+    settings.mlp = network(&mut gate);
+    (settings, end_to_end(&mut gate))
+}
+
+/// What of a network the table says.
+fn network(gate: &mut Reader<'_, '_>) -> Option<mlp::Settings> {
+    let network = mlp::Settings {
+        hidden: gate.count("hidden", 1..=1024).unwrap_or(16),
+        epochs: gate.count("epochs", 1..=1000).unwrap_or(20),
+        seed: gate.count("seed", 0..=i64::MAX).unwrap_or(0) as u64,
+    };
+    if gate.choice("kind", &[("ridge", false), ("mlp", true)]) == Some(true) {
+        needs_burn(gate, "kind");
+        return Some(network);
+    }
+    for key in ["hidden", "epochs", "seed"] {
+        if let Some(node) = gate.get(key) {
+            gate.wrong(node, key, "left out: it is for kind = \"mlp\"");
+        }
+    }
+    None
+}
+
+fn end_to_end(gate: &mut Reader<'_, '_>) -> Option<EndToEnd> {
+    let (table, at) = gate.below("end_to_end")?;
+    needs_burn(gate, "end_to_end");
+    let mut own = Reader {
+        table,
+        path: "gate.end_to_end".into(),
+        at,
+        diagnostics: gate.diagnostics,
+    };
+    own.only(&["windows", "window", "steps", "kept_fraction"]);
+    Some(EndToEnd {
+        windows: own.count("windows", 1..=1000).unwrap_or(8),
+        window: own.count("window", 128..=2000).unwrap_or(512),
+        steps: own.count("steps", 1..=100_000).unwrap_or(40),
+        kept_fraction: own.number("kept_fraction", 0.01..=0.99).unwrap_or(0.35),
+    })
+}
+
+/// Refuses what this program was built without.
+fn needs_burn(gate: &mut Reader<'_, '_>, key: &str) {
+    if let Some(node) = gate.get(key).filter(|_| !cfg!(feature = "burn")) {
+        let what = "is trained with burn, which this program was built without";
+        let hint = Some("build it with the feature `burn`".to_owned());
+        gate.diagnostics.at(node.at, &gate.key(key), what, hint);
+    }
 }
 
 /// A list of numbers that pass.

@@ -115,6 +115,12 @@ impl<B: Ops> Transformer<B> {
         Self { ops }
     }
 
+    /// The backend.
+    #[cfg(feature = "burn")]
+    pub(crate) fn ops(&self) -> &B {
+        &self.ops
+    }
+
     fn run(
         &self,
         batch: &Batch,
@@ -172,7 +178,8 @@ impl<B: Ops> Transformer<B> {
         Ok(self.post_norm(Role::PostAttnNorm, layer, out))
     }
 
-    fn feed_forward(&self, layer: usize, x: &B::Act) -> B::Act {
+    /// A layer's second half, without the sum.
+    pub(crate) fn feed_forward(&self, layer: usize, x: &B::Act) -> B::Act {
         let ops = &self.ops;
         let normed = ops.rms_norm(Role::FfnNorm, layer, x);
         let [gate, up] = ops.linear([Role::Gate, Role::Up], layer, &normed);
@@ -180,7 +187,8 @@ impl<B: Ops> Transformer<B> {
         self.post_norm(Role::PostFfnNorm, layer, out)
     }
 
-    fn post_norm(&self, role: Role, layer: usize, x: B::Act) -> B::Act {
+    /// The norm after a layer's half, of a model that has one.
+    pub(crate) fn post_norm(&self, role: Role, layer: usize, x: B::Act) -> B::Act {
         if self.ops.spec().post_norms {
             self.ops.rms_norm(role, layer, &x)
         } else {

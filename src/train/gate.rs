@@ -1,35 +1,26 @@
-//! The gate: a linear score per KV head, fitted to ln of what a repetition of the context attends to.
+//! The gate: a score per KV head, fitted to ln of what a repetition of the context attends to: a line by ridge regression
+//! and, if asked for, a small network for what the line leaves over.
 //!
-//! Least squares with a ridge, in closed form: sums of products are taken window by window, those of every n-th window
-//! apart, to choose the ridge by and to say how well the fit does where it was not made.
-//!
-//! Invariants: sums of a window are f32, sums of windows f64, in order: threads change nothing; a weight's penalty is
-//! relative to its feature's own size.
-
-use std::collections::BTreeMap;
+//! Invariants: every n-th window is fitted to by nothing and judges all; what is judged are the weights as they are stored.
+//! Layers with a sliding window, whose rows no budget takes, are not fitted: their rows score above all others.
 
 use half::f16;
-use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
-use safetensors::{Dtype, tensor::TensorView};
 
-use crate::cache::retain::gate::{EXTRAS, extras};
+use super::features::{Columns, Target, table, targets};
+use super::judge::Judged;
+use super::mlp::{self, Network, Sample};
+use super::ridge::Sums;
+use crate::cache::retain::gate::weights::{Lines, SHARED};
+use crate::cache::retain::gate::{EXTRAS, Weights};
 use crate::cache::{Geometry, LayerGeometry, Repetition};
-use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
 use crate::engine::ContextTape;
-use crate::engine::tape::TapeLayer;
 
-/// Every how many tokens a held-out window's rows are kept, for ranks.
-const STRIDE: usize = 4;
+/// Every how many tokens a held-out window's rows are kept, to judge by.
+const JUDGED: usize = 4;
 
-/// What the gate is fitted to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    /// The most attention.
-    Kvzip,
-    /// The most weighted attention.
-    KvzipPlus,
-}
+/// Every how many tokens a window's rows are kept, for a network.
+const SAMPLED: usize = 2;
 
 /// How a gate is fitted.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +31,21 @@ pub struct Settings {
     pub clip: (f32, f32),
     /// Penalties to choose from, in parts of each feature's mean square.
     pub ridges: Vec<f64>,
+    /// The network, if there is to be one.
+    pub mlp: Option<mlp::Settings>,
+}
+
+/// How heads are weighed against each other once they are fitted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EndToEnd {
+    /// Windows of training; as many again judge.
+    pub windows: usize,
+    /// Tokens of a window.
+    pub window: usize,
+    /// Steps, a window each.
+    pub steps: usize,
+    /// The part of the rows older than the recent ones that stays.
+    pub kept_fraction: f64,
 }
 
 /// Whether a window is fitted to.
@@ -51,95 +57,63 @@ pub enum Use {
     HeldOut,
 }
 
-/// Sums of products of one layer's columns: hidden channels, ln‖k‖ and ln‖v‖ of each KV head, ln(1 + p), 1, and each KV
-/// head's target.
-struct Sums {
-    /// `[column][column]`.
-    products: Vec<f64>,
-    n: usize,
-}
-
-/// One layer's columns.
-#[derive(Clone, Copy)]
-struct Columns {
-    n_embd: usize,
-    n_kv_heads: usize,
-}
-
-impl Columns {
-    fn len(self) -> usize {
-        self.n_embd + 3 * self.n_kv_heads + 2
-    }
-
-    /// The columns of one head's features, in the gate's order.
-    fn of_head(self, h: usize) -> Vec<usize> {
-        let own = [
-            self.n_embd + h,
-            self.n_embd + self.n_kv_heads + h,
-            self.n_embd + 2 * self.n_kv_heads,
-            self.n_embd + 2 * self.n_kv_heads + 1,
-        ];
-        (0..self.n_embd).chain(own).collect()
-    }
-
-    fn target(self, h: usize) -> usize {
-        self.n_embd + 2 * self.n_kv_heads + 2 + h
-    }
-}
-
 /// A gate on its way.
 pub struct Fitting {
     settings: Settings,
-    /// By layer: fitted to, held out.
-    sums: Vec<[Sums; 2]>,
-    columns: Vec<Columns>,
-    /// Rows of held-out windows, `[layer][row · column]`.
-    kept: Vec<Vec<f32>>,
+    layers: Vec<Layer>,
     /// Tokens fitted to, held out.
     pub n_tokens: [usize; 2],
 }
 
-/// How well one layer's gate does on held-out rows.
+/// What has been seen of a layer.
+struct Layer {
+    columns: Columns,
+    /// Fitted to, held out; nothing where the layer is not fitted.
+    sums: Option<[Sums; 2]>,
+    /// Rows of held-out windows, `[row][column]`.
+    held_out: Vec<f32>,
+    /// Rows of the others, if there is to be a network.
+    sampled: Vec<f16>,
+}
+
+/// How well one layer's gate does on held-out rows, the mean over heads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerFit {
     /// The penalty that did best.
     pub ridge: f64,
-    /// 1 − Σ(error²) / Σ(deviation from the mean²), the mean over heads.
-    pub r2: f64,
-    /// Spearman's rank correlation of score and target within a head, the mean over heads.
-    pub rank: f64,
+    /// The line alone.
+    pub line: Judged,
+    /// With the network.
+    pub network: Option<Judged>,
 }
 
 /// A fitted gate.
 pub struct Fitted {
-    /// `[layer][kv_head][n_embd + EXTRAS]`.
-    pub weights: Vec<f16>,
-    /// Layers, KV heads, features.
-    pub shape: [usize; 3],
-    /// By layer.
-    pub layers: Vec<LayerFit>,
+    /// Its weights.
+    pub weights: Weights,
+    /// By layer; nothing where one is not fitted.
+    pub layers: Vec<Option<LayerFit>>,
 }
 
 impl Fitting {
-    /// Nothing summed yet.
+    /// Nothing seen yet.
     pub fn new(geometry: &Geometry, n_embd: usize, settings: Settings) -> Self {
-        let columns: Vec<Columns> = geometry
-            .layers
-            .iter()
-            .map(|g| Columns {
+        let layer = |g: &LayerGeometry| {
+            let columns = Columns {
                 n_embd,
                 n_kv_heads: g.n_kv_heads,
-            })
-            .collect();
-        let empty = |c: &Columns| Sums {
-            products: vec![0.0; c.len() * c.len()],
-            n: 0,
+            };
+            let sums = || [Sums::new(columns), Sums::new(columns)];
+            Layer {
+                columns,
+                sums: g.window.is_none().then(sums),
+                held_out: Vec::new(),
+                sampled: Vec::new(),
+            }
         };
         Self {
             settings,
-            sums: columns.iter().map(|c| [empty(c), empty(c)]).collect(),
-            kept: vec![Vec::new(); columns.len()],
-            columns,
+            layers: geometry.layers.iter().map(layer).collect(),
             n_tokens: [0; 2],
         }
     }
@@ -153,264 +127,160 @@ impl Fitting {
         usage: Use,
     ) {
         let settings = &self.settings;
-        let layers = self.sums.par_iter_mut().zip(&mut self.kept);
         let seen = geometry.layers.par_iter().zip(&tape.layers).zip(repetition);
-        layers.zip(&self.columns).zip(seen).for_each(
-            |(((sums, kept), &columns), ((g, rows), repetition))| {
-                let x = table(g, columns, rows, targets(settings, repetition));
-                sums[usage as usize].add(&x, columns.len());
-                if usage == Use::HeldOut {
-                    let some = x.chunks_exact(columns.len()).step_by(STRIDE);
-                    kept.extend(some.flatten());
+        self.layers
+            .par_iter_mut()
+            .zip(seen)
+            .for_each(|(layer, ((g, rows), repetition))| {
+                let Some(sums) = &mut layer.sums else {
+                    return;
+                };
+                let width = layer.columns.width();
+                let y = targets(settings.target, settings.clip, repetition);
+                let x = table(g, layer.columns, rows, y);
+                sums[usage as usize].add(&x, width);
+                let some = |every| x.chunks_exact(width).step_by(every).flatten();
+                match usage {
+                    Use::HeldOut => layer.held_out.extend(some(JUDGED)),
+                    Use::Fit if settings.mlp.is_some() => {
+                        let rows = some(SAMPLED).map(|&x| f16::from_f32(x));
+                        layer.sampled.extend(rows);
+                    }
+                    Use::Fit => {}
                 }
-            },
-        );
+            });
         self.n_tokens[usage as usize] += tape.n_tokens;
     }
 
     /// Fits all layers.
     ///
     /// # Errors
-    /// Rows that say too little for a fit.
+    /// Rows that say too little for a fit; a network in a program without burn.
     pub fn finish(&self) -> Result<Fitted, String> {
-        let layers = self.sums.par_iter().zip(&self.kept).zip(&self.columns);
-        let fits: Vec<(Vec<f16>, LayerFit)> = layers
+        let first = self.layers[0].columns;
+        let shape = (self.layers.len(), first.n_kv_heads);
+        let lines: Vec<(Vec<f32>, f64)> = self
+            .layers
+            .par_iter()
             .enumerate()
-            .map(|(layer, ((sums, kept), &columns))| {
-                self.layer(sums, kept, columns).ok_or_else(|| {
-                    format!("layer {layer} can't be fitted: take more windows, or a larger ridge")
+            .map(|(i, layer)| {
+                layer.lines(&self.settings.ridges).ok_or_else(|| {
+                    format!("layer {i} can't be fitted: take more windows, or a larger ridge")
                 })
             })
             .collect::<Result<_, _>>()?;
-        let first = self.columns[0];
-        let shape = [self.columns.len(), first.n_kv_heads, first.n_embd + EXTRAS];
-        let (weights, layers): (Vec<Vec<f16>>, Vec<LayerFit>) = fits.into_iter().unzip();
-        Ok(Fitted {
-            weights: weights.concat(),
-            shape,
-            layers,
-        })
+        let (lines, ridges): (Vec<Vec<f32>>, Vec<f64>) = lines.into_iter().unzip();
+        let weights = Weights::new(shape, Lines::rounded(&lines.concat(), first.n_embd, EXTRAS));
+        let of_lines = self.judged(&weights);
+        let (weights, of_networks) = match self.settings.mlp {
+            None => (weights, vec![None; shape.0]),
+            Some(settings) => {
+                let weights = self.with_networks(weights, settings)?;
+                let judged = self.judged(&weights);
+                (weights, judged)
+            }
+        };
+        let fits = ridges.into_iter().zip(of_lines).zip(of_networks);
+        let layers = fits
+            .map(|((ridge, line), network)| {
+                Some(LayerFit {
+                    ridge,
+                    line: line?,
+                    network,
+                })
+            })
+            .collect();
+        Ok(Fitted { weights, layers })
     }
 
-    fn layer(
-        &self,
-        [fit, held_out]: &[Sums; 2],
-        kept: &[f32],
-        columns: Columns,
-    ) -> Option<(Vec<f16>, LayerFit)> {
-        let ridges = self.settings.ridges.iter();
-        let tried = ridges.filter_map(|&ridge| {
+    /// How well weights do on held-out rows, by layer.
+    fn judged(&self, weights: &Weights) -> Vec<Option<Judged>> {
+        let layers = self.layers.par_iter().enumerate();
+        layers
+            .map(|(i, layer)| {
+                layer.sums.as_ref()?;
+                let rows = || layer.held_out.chunks_exact(layer.columns.width());
+                let heads = (0..layer.columns.n_kv_heads).map(|h| {
+                    let score = |row| f64::from(layer.score(weights, (i, h), row));
+                    let target = |row: &[f32]| f64::from(row[layer.columns.target(h)]);
+                    let scores: Vec<f64> = rows().map(score).collect();
+                    Judged::of(&scores, &rows().map(target).collect::<Vec<_>>())
+                });
+                Some(Judged::mean(&heads.collect::<Vec<_>>()))
+            })
+            .collect()
+    }
+
+    fn with_networks(&self, weights: Weights, settings: mlp::Settings) -> Result<Weights, String> {
+        let (mut units, mut out) = (Vec::new(), Vec::new());
+        for (i, layer) in self.layers.iter().enumerate() {
+            let columns = layer.columns;
+            let network = match &layer.sums {
+                None => Network {
+                    units: vec![0.0; settings.hidden * (columns.n_embd + SHARED)],
+                    out: vec![0.0; settings.hidden * columns.n_kv_heads],
+                },
+                Some(_) => {
+                    let sampled: Vec<f32> = layer.sampled.iter().map(|x| x.to_f32()).collect();
+                    let rows = layer.left_over(&weights, i, &sampled);
+                    mlp::fit(
+                        settings,
+                        &rows,
+                        &layer.left_over(&weights, i, &layer.held_out),
+                    )?
+                }
+            };
+            units.extend(network.units);
+            out.extend(network.out);
+        }
+        let lines = Lines::rounded(&units, self.layers[0].columns.n_embd, SHARED);
+        Ok(weights.with_units(lines, out))
+    }
+}
+
+impl Layer {
+    /// Every head's line, `[kv_head][n_embd + EXTRAS]`, and the penalty that did best.
+    fn lines(&self, ridges: &[f64]) -> Option<(Vec<f32>, f64)> {
+        let columns = self.columns;
+        let Some([fit, held_out]) = &self.sums else {
+            let mut line = vec![0.0; columns.n_embd + EXTRAS];
+            line[columns.n_embd + EXTRAS - 1] = f32::MAX;
+            return Some((line.repeat(columns.n_kv_heads), 0.0));
+        };
+        let tried = ridges.iter().filter_map(|&ridge| {
             let heads = (0..columns.n_kv_heads).map(|h| fit.solve(columns, h, ridge));
             let heads: Vec<Vec<f64>> = heads.collect::<Option<_>>()?;
             let r2 = heads.iter().enumerate();
             let r2 = r2.map(|(h, w)| held_out.r2(columns, h, w)).sum::<f64>();
-            Some((heads, ridge, r2 / columns.n_kv_heads as f64))
+            Some((heads, ridge, r2))
         });
-        let (heads, ridge, r2) = tried.max_by(|a, b| a.2.total_cmp(&b.2))?;
-        let ranks = heads.iter().enumerate().map(|(h, w)| {
-            let of = columns.of_head(h);
-            let rows = kept.chunks_exact(columns.len());
-            let score = |row: &[f32]| of.iter().zip(w).map(|(&c, w)| f64::from(row[c]) * w).sum();
-            let scores: Vec<f64> = rows.clone().map(score).collect();
-            let targets: Vec<f64> = rows.map(|r| f64::from(r[columns.target(h)])).collect();
-            spearman(&scores, &targets)
-        });
-        let rank = ranks.sum::<f64>() / columns.n_kv_heads as f64;
-        let weights = heads.concat().into_iter().map(f16::from_f64).collect();
-        Some((weights, LayerFit { ridge, r2, rank }))
+        let (heads, ridge, _) = tried.max_by(|a, b| a.2.total_cmp(&b.2))?;
+        let lines = heads.concat().into_iter().map(|w| w as f32).collect();
+        Some((lines, ridge))
     }
-}
 
-impl Sums {
-    /// Adds `[row][column]`.
-    fn add(&mut self, x: &[f32], n_columns: usize) {
-        let n = x.len() / n_columns;
-        let mut transposed = vec![0.0f32; x.len()];
-        for (t, row) in x.chunks_exact(n_columns).enumerate() {
-            for (c, &v) in row.iter().enumerate() {
-                transposed[c * n + t] = v;
-            }
+    fn score(&self, weights: &Weights, (layer, h): (usize, usize), row: &[f32]) -> f32 {
+        let (n, heads) = (self.columns.n_embd, self.columns.n_kv_heads);
+        let extras = [n + h, n + heads + h, n + 2 * heads, n + 2 * heads + 1].map(|c| row[c]);
+        weights.score((layer, h), &row[..n], &extras)
+    }
+
+    /// Rows as a network sees them, and what the lines leave of their targets.
+    fn left_over(&self, weights: &Weights, layer: usize, rows: &[f32]) -> Sample {
+        let (n, heads) = (self.columns.n_embd, self.columns.n_kv_heads);
+        let mut sample = Sample {
+            n_inputs: n + SHARED,
+            n_outputs: heads,
+            ..Sample::default()
+        };
+        for row in rows.chunks_exact(self.columns.width()) {
+            let shared = &row[n + 2 * heads..n + 2 * heads + SHARED];
+            let inputs = row[..n].iter().chain(shared);
+            sample.inputs.extend(inputs.map(|&x| f16::from_f32(x)));
+            let left = (0..heads)
+                .map(|h| row[self.columns.target(h)] - self.score(weights, (layer, h), row));
+            sample.targets.extend(left);
         }
-        let mut products = vec![0.0f32; n_columns * n_columns];
-        let dims = Dims {
-            m: n_columns,
-            n: n_columns,
-            k: n,
-        };
-        let a = Mat {
-            data: &transposed,
-            stride: n,
-        };
-        let b = Mat {
-            data: x,
-            stride: n_columns,
-        };
-        let c = MatMut {
-            data: &mut products,
-            stride: n_columns,
-        };
-        gemm(dims, a, b, c);
-        for (sum, p) in self.products.iter_mut().zip(products) {
-            *sum += f64::from(p);
-        }
-        self.n += n;
-    }
-
-    fn at(&self, a: usize, b: usize, n_columns: usize) -> f64 {
-        self.products[a * n_columns + b]
-    }
-
-    /// One head's weights. The constant is not penalized.
-    fn solve(&self, columns: Columns, h: usize, ridge: f64) -> Option<Vec<f64>> {
-        let (of, n) = (columns.of_head(h), columns.len());
-        let last = of.len() - 1;
-        let mut a = DMatrix::from_fn(of.len(), of.len(), |i, j| self.at(of[i], of[j], n));
-        for i in 0..last {
-            a[(i, i)] += ridge * a[(i, i)] + f64::EPSILON * self.n as f64;
-        }
-        let b = DVector::from_fn(of.len(), |i, _| self.at(of[i], columns.target(h), n));
-        let solved = a.cholesky()?.solve(&b);
-        Some(solved.iter().copied().collect())
-    }
-
-    /// 1 − Σ(error²) / Σ(deviation²) of these weights.
-    fn r2(&self, columns: Columns, h: usize, w: &[f64]) -> f64 {
-        let (of, n, y) = (columns.of_head(h), columns.len(), columns.target(h));
-        let mut error = self.at(y, y, n);
-        for (i, &c) in of.iter().enumerate() {
-            error -= 2.0 * w[i] * self.at(c, y, n);
-            for (j, &d) in of.iter().enumerate() {
-                error += w[i] * w[j] * self.at(c, d, n);
-            }
-        }
-        let mean = self.at(of[of.len() - 1], y, n);
-        1.0 - error / (self.at(y, y, n) - mean * mean / self.n.max(1) as f64)
-    }
-}
-
-/// ln of the targets, `[kv_head][token]`, cut.
-fn targets(settings: &Settings, repetition: &Repetition) -> Vec<Vec<f32>> {
-    let scores = match settings.target {
-        Target::Kvzip => &repetition.attention,
-        Target::KvzipPlus => &repetition.weighted,
-    };
-    let (least, most) = settings.clip;
-    let log = |&s: &f32| s.max(f32::MIN_POSITIVE).ln().clamp(least, most);
-    scores.iter().map(|s| s.iter().map(log).collect()).collect()
-}
-
-/// A window's columns, `[token][column]`.
-fn table(
-    g: &LayerGeometry,
-    columns: Columns,
-    rows: &TapeLayer,
-    targets: Vec<Vec<f32>>,
-) -> Vec<f32> {
-    let (d, width) = (g.head_dim, g.n_kv_heads * g.head_dim);
-    let hidden = rows.hidden.chunks_exact(columns.n_embd);
-    let kv = rows.k.chunks_exact(width).zip(rows.v.chunks_exact(width));
-    let mut x = Vec::with_capacity(hidden.len() * columns.len());
-    for (t, (hidden, (k, v))) in hidden.zip(kv).enumerate() {
-        x.extend_from_slice(hidden);
-        let heads = k.chunks_exact(d).zip(v.chunks_exact(d));
-        let own: Vec<[f32; EXTRAS]> = heads.map(|(k, v)| extras(k, v, t as u32)).collect();
-        x.extend(own.iter().map(|e| e[0]));
-        x.extend(own.iter().map(|e| e[1]));
-        x.extend_from_slice(&own[0][2..]);
-        x.extend(targets.iter().map(|y| y[t]));
-    }
-    x
-}
-
-/// Spearman's rank correlation; equal values share the mean of their ranks.
-fn spearman(a: &[f64], b: &[f64]) -> f64 {
-    let (a, b) = (ranks(a), ranks(b));
-    let mean = (a.len() as f64 - 1.0) / 2.0;
-    let (mut ab, mut aa, mut bb) = (0.0, 0.0, 0.0);
-    for (x, y) in a.iter().zip(&b) {
-        ab += (x - mean) * (y - mean);
-        aa += (x - mean) * (x - mean);
-        bb += (y - mean) * (y - mean);
-    }
-    if aa == 0.0 || bb == 0.0 {
-        return 0.0;
-    }
-    ab / (aa * bb).sqrt()
-}
-
-fn ranks(x: &[f64]) -> Vec<f64> {
-    let mut order: Vec<usize> = (0..x.len()).collect();
-    order.sort_by(|&i, &j| x[i].total_cmp(&x[j]));
-    let mut ranks = vec![0.0; x.len()];
-    let mut at = 0;
-    for equal in order.chunk_by(|&i, &j| x[i] == x[j]) {
-        let mean = at as f64 + (equal.len() as f64 - 1.0) / 2.0;
-        equal.iter().for_each(|&i| ranks[i] = mean);
-        at += equal.len();
-    }
-    ranks
-}
-
-impl Fitted {
-    /// The file's bytes. `origin`: what it was made from; `model_sha256` among it.
-    ///
-    /// # Errors
-    /// What safetensors says.
-    pub fn file(&self, origin: BTreeMap<String, String>) -> Result<Vec<u8>, String> {
-        let bytes: Vec<u8> = self.weights.iter().flat_map(|w| w.to_le_bytes()).collect();
-        let view =
-            TensorView::new(Dtype::F16, self.shape.to_vec(), &bytes).map_err(|e| e.to_string())?;
-        safetensors::serialize([("gate.weight", view)], Some(origin.into_iter().collect()))
-            .map_err(|e| e.to_string())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranks_of_equal_values_are_shared_and_order_is_all_that_counts() {
-        assert_eq!(ranks(&[3.0, 1.0, 3.0, 2.0]), [2.5, 0.0, 2.5, 1.0]);
-        assert!((spearman(&[1.0, 2.0, 3.0], &[1.0, 10.0, 100.0]) - 1.0).abs() < 1e-12);
-        assert!((spearman(&[1.0, 2.0, 3.0], &[9.0, 5.0, 4.0]) + 1.0).abs() < 1e-12);
-        // By SciPy: spearmanr([1, 2, 2, 4, 5], [2, 1, 3, 3, 5]).
-        assert!(
-            (spearman(&[1.0, 2.0, 2.0, 4.0, 5.0], &[2.0, 1.0, 3.0, 3.0, 5.0]) - 0.763_157_894_7)
-                .abs()
-                < 1e-9
-        );
-    }
-
-    #[test]
-    fn a_linear_target_is_found_again() {
-        let columns = Columns {
-            n_embd: 3,
-            n_kv_heads: 1,
-        };
-        let mut sums = Sums {
-            products: vec![0.0; 64],
-            n: 0,
-        };
-        let noise = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 1009.0 - 0.5;
-        let mut x = Vec::new();
-        for t in 0..400 {
-            let row: Vec<f32> = (0..6).map(|c| noise(7 * t + c)).collect();
-            let y = 2.0 * row[0] - row[1] + 0.5 * row[3] + 0.25 * row[5] - 3.0;
-            x.extend_from_slice(&[row[0], row[1], row[2], row[3], row[4], row[5], 1.0, y]);
-        }
-        sums.add(&x, columns.len());
-        let w = sums.solve(columns, 0, 1e-9).unwrap();
-        let want = [2.0, -1.0, 0.0, 0.5, 0.0, 0.25, -3.0];
-        assert!(
-            w.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-3),
-            "{w:?}"
-        );
-        assert!(sums.r2(columns, 0, &w) > 0.999);
-        let shrunk = sums.solve(columns, 0, 10.0).unwrap();
-        assert!(
-            shrunk[0] < 0.5 && sums.r2(columns, 0, &shrunk) < 0.9,
-            "{shrunk:?}"
-        );
+        sample
     }
 }

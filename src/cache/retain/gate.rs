@@ -1,19 +1,14 @@
 //! `gate`: rows that a learned linear score holds for needed, the score of a row being made when the row is.
 //!
 //! A head's score is w·h + a·ln‖k‖ + b·ln‖v‖ + c·ln(1 + p) + d: h the layer's normalised input, k and v the row, p its
-//! position. The weights come from a file that `kvlab train` writes; they are fitted to ln of what `kvzip_plus` gives, so
-//! that one threshold can serve all heads.
+//! position; a small network may add to it. The weights come from a file that `kvlab train` writes; they are fitted to ln of
+//! what `kvzip_plus` gives, so that one threshold can serve all heads.
 //!
-//! Invariants: a score depends on its own row alone; weights are read once and never change; a file made for another model
-//! is refused where the model is known.
-//!
-//! The file is safetensors: `gate.weight`, f16 `[layer][kv_head][n_embd + 4]`; its metadata say what it was made from.
+//! Invariants: a score depends on its own row alone; a file made for another model is refused where the model is known.
+
+pub mod weights;
 
 use std::path::Path;
-
-use half::f16;
-use half::slice::HalfFloatSliceExt;
-use safetensors::{Dtype, SafeTensors};
 
 use super::super::Needs;
 use super::super::stage::{
@@ -24,7 +19,7 @@ use super::budget::{
     ALLOCATE_GLOBAL, BETA, KEPT_FRACTION, RECENT_64, SAFEGUARD, SEGMENTS, SINKS, TOKENS, WHITELIST,
 };
 use super::selection::{Score, Selection};
-use crate::compute::cpu::vector::dot_rows;
+pub use weights::{EXTRAS, Weights};
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -70,9 +65,6 @@ pub const DEF: StageDef = StageDef {
     build,
 };
 
-/// Features of a row besides the hidden ones: ln‖k‖, ln‖v‖, ln(1 + p), 1.
-pub const EXTRAS: usize = 4;
-
 /// The features of a row besides the hidden ones.
 pub fn extras(k: &[f32], v: &[f32], position: u32) -> [f32; EXTRAS] {
     // A row of zeros has no logarithm; this is far below any real one.
@@ -81,67 +73,6 @@ pub fn extras(k: &[f32], v: &[f32], position: u32) -> [f32; EXTRAS] {
         square.max(1e-12).ln() / 2.0
     };
     [log_norm(k), log_norm(v), (1.0 + position as f32).ln(), 1.0]
-}
-
-/// A gate's weights.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Weights {
-    /// `[layer][kv_head][n_embd + EXTRAS]`.
-    pub values: Vec<f16>,
-    /// Layers and KV heads.
-    pub shape: (usize, usize),
-    /// SHA-256 of the model that it was made for, as the file says.
-    pub model_sha256: String,
-}
-
-impl Weights {
-    /// Reads a file's bytes; `name` is how messages call it.
-    ///
-    /// # Errors
-    /// What is wrong with the file.
-    pub fn read(name: &str, bytes: &[u8]) -> Result<Self, String> {
-        let wrong = |what: String| format!("`{name}` is no gate: {what}");
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|e| wrong(e.to_string()))?;
-        let metadata = header.metadata().clone().unwrap_or_default();
-        let model_sha256 = metadata
-            .get("model_sha256")
-            .ok_or_else(|| wrong("its metadata name no model (`model_sha256`)".to_owned()))?;
-        let tensors = SafeTensors::deserialize(bytes).map_err(|e| wrong(e.to_string()))?;
-        let tensor = tensors
-            .tensor("gate.weight")
-            .map_err(|e| wrong(e.to_string()))?;
-        let &[n_layers @ (1..), n_kv_heads @ (1..), width] = tensor.shape() else {
-            return Err(wrong(format!(
-                "`gate.weight` has the shape {:?}, it must be [layer, kv_head, feature]",
-                tensor.shape()
-            )));
-        };
-        if tensor.dtype() != Dtype::F16 || width <= EXTRAS {
-            return Err(wrong(format!(
-                "`gate.weight` is {:?} with {width} features, it must be F16 with more than {EXTRAS}",
-                tensor.dtype()
-            )));
-        }
-        let (words, _) = tensor.data().as_chunks::<2>();
-        let values: Vec<f16> = words.iter().map(|&b| f16::from_le_bytes(b)).collect();
-        if !values.iter().all(|w| w.is_finite()) {
-            return Err(wrong(
-                "`gate.weight` has weights that are not finite".to_owned(),
-            ));
-        }
-        Ok(Self {
-            values,
-            shape: (n_layers, n_kv_heads),
-            model_sha256: model_sha256.clone(),
-        })
-    }
-
-    /// One head's weights.
-    fn head(&self, layer: usize, kv_head: usize) -> &[f16] {
-        let width = self.values.len() / (self.shape.0 * self.shape.1);
-        let at = (layer * self.shape.1 + kv_head) * width;
-        self.values.get(at..at + width).unwrap_or(&[])
-    }
 }
 
 fn build(params: &Params, context: &BuildContext<'_>) -> Result<Stage, StageError> {
@@ -170,13 +101,13 @@ fn build(params: &Params, context: &BuildContext<'_>) -> Result<Stage, StageErro
             weights.shape.0, weights.shape.1, shape.0, shape.1
         )));
     }
-    Selection::stage(DEF.name, params, 0, Gate::Learned(weights))
+    Selection::stage(DEF.name, params, 0, Gate::Learned(Box::new(weights)))
 }
 
 /// The score.
 pub enum Gate {
     /// Learned weights.
-    Learned(Weights),
+    Learned(Box<Weights>),
     /// A direction of ±1 for each head.
     Random,
 }
@@ -202,23 +133,18 @@ impl Score for Gate {
             let terms = row.hidden.iter().enumerate();
             return terms.fold(0.0, |s, (i, x)| sign(i).mul_add(*x, s));
         };
-        let head = weights.head(row.layer, row.kv_head);
-        if head.len() != n + EXTRAS {
+        let (n_layers, n_kv_heads) = weights.shape;
+        if weights.n_embd() != n || row.layer >= n_layers || row.kv_head >= n_kv_heads {
             // Another model's rows; where the model is known, the file was refused.
             return 0.0;
         }
-        let mut own = vec![0.0f32; head.len()];
-        head.convert_to_f32_slice(&mut own);
-        let mut score = [0.0f32];
-        dot_rows(&own[..n], row.hidden, &mut score);
         let extras = extras(row.k, row.v, row.position);
-        let terms = own[n..].iter().zip(extras);
-        terms.fold(score[0], |s, (w, x)| w.mul_add(x, s))
+        weights.score((row.layer, row.kv_head), row.hidden, &extras)
     }
 
     fn weight_bytes(&self) -> u64 {
         match self {
-            Gate::Learned(weights) => 2 * weights.values.len() as u64,
+            Gate::Learned(weights) => weights.bytes(),
             Gate::Random => 0,
         }
     }

@@ -147,6 +147,27 @@ multiversion! {
 }
 
 #[inline(always)]
+fn dot_codes_body(codes: &[i8], z: &[f32]) -> f32 {
+    let mut sums = [0.0f32; LANES];
+    let (code_lanes, code_rest) = codes.as_chunks::<LANES>();
+    let (z_lanes, z_rest) = z.as_chunks::<LANES>();
+    for (c, z) in code_lanes.iter().zip(z_lanes) {
+        for i in 0..LANES {
+            sums[i] = f32::from(c[i]).mul_add(z[i], sums[i]);
+        }
+    }
+    for ((s, c), z) in sums.iter_mut().zip(code_rest).zip(z_rest) {
+        *s = f32::from(*c).mul_add(*z, *s);
+    }
+    sum_lanes(&sums)
+}
+
+multiversion! {
+    /// Σ `codes[r] · z[r]` in the order of [`dot_rows`].
+    pub fn dot_codes(codes: &[i8], z: &[f32]) -> f32 = dot_codes_body;
+}
+
+#[inline(always)]
 fn add_body(x: &mut [f32], y: &[f32]) {
     for (x, &y) in x.iter_mut().zip(y) {
         *x += y;
@@ -340,5 +361,21 @@ mod tests {
             exp_sum_body(&mut b, m).to_bits()
         );
         assert_eq!(a, b);
+    }
+
+    #[test]
+    fn codes_are_summed_like_rows() {
+        for n in [0, 5, 16, 133, 576] {
+            let codes: Vec<i8> = (0..n).map(|i| (i * 37 % 255) as u8 as i8).collect();
+            let as_f32: Vec<f32> = codes.iter().map(|&c| f32::from(c)).collect();
+            let z = values(n);
+            let sum = dot_codes(&codes, &z);
+            assert_eq!(sum.to_bits(), dot_codes_body(&codes, &z).to_bits());
+            let mut want = [0.0];
+            if n > 0 {
+                dot_rows(&as_f32, &z, &mut want);
+            }
+            assert_eq!(sum, want[0], "{n}");
+        }
     }
 }
