@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use kvlab::cache::Geometry;
 use kvlab::config::{ModelLimits, Plan, Training, load, load_training, parse};
+use kvlab::model::WeightSource;
+use kvlab::model::geometry::geometry;
+use kvlab::model::tiny::{TinyConfig, TinyModel};
 
 const HEAD: &str =
     "schema = 1\nmodel = \"smollm2-135m-instruct\"\n[data]\nsets = [\"quickstart-prose\"]\n";
@@ -93,6 +96,113 @@ fn a_stream_has_no_point_at_which_heads_could_share() {
             4096,
         ),
         &["its heads share a budget"],
+    );
+}
+
+#[test]
+fn bytes_below_the_protected_rows_are_refused_with_what_they_take() {
+    let model = TinyModel::new(&TinyConfig::default());
+    let geometry = geometry(model.spec(), 512);
+    let limits = ModelLimits {
+        name: "tiny",
+        sha256: SHA256,
+        context_length: 512,
+        geometry: &geometry,
+    };
+    let check = |budget: &str| {
+        let retain = format!("{{ method = \"knorm\", {budget}, recent = 60 }}");
+        plan(ONCE, &retain)
+            .unwrap()
+            .check_model(&limits)
+            .map_err(|e| e.to_string())
+    };
+    let text = check("bytes = 2_000").unwrap_err();
+    assert!(
+        text.contains("a budget of 2000 bytes can't hold the rows of a context of 200 that always live: they take "),
+        "{text}"
+    );
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let take = words.iter().position(|w| *w == "take").unwrap();
+    let digits: String = words[take + 1]
+        .chars()
+        .filter(char::is_ascii_digit)
+        .collect();
+    let least: u64 = digits.parse().unwrap();
+    check(&format!("bytes = {least}")).unwrap();
+    check(&format!("bytes = {}", least - 1)).unwrap_err();
+    check("bytes_per_token = 10").unwrap_err();
+    has(
+        held(STREAM, r#"{ method = "random", bytes = 9_000 }"#, 4096),
+        &["its budget is in bytes, which all heads share, and `stream` has no compression point"],
+    );
+    has(
+        plan(ONCE, r#"{ method = "knorm", bytes = 9_000, tokens = 100 }"#).map(|_| ()),
+        &["`tokens` = 100 and `bytes` = 9000 are two budgets: give one of them"],
+    );
+}
+
+#[test]
+fn bits_by_row_are_refused_where_rows_can_t_have_them() {
+    const JOINT: &str = r#"{ method = "joint", score = "kvzip_plus", bytes = 900_000 }"#;
+    has(
+        held(STREAM, JOINT, 4096),
+        &[
+            "its budget is in bytes, which all rows of a context share, and `stream` has no compression point",
+        ],
+    );
+    let over = |rest: &str| {
+        let text = format!("{HEAD}{ONCE}[[strategy]]\nretain = {JOINT}\n{rest}\n");
+        let plan = parse("t.toml", &text, &[]).map_err(|e| e.to_string())?;
+        let geometry = Geometry { layers: Vec::new() };
+        let limits = ModelLimits {
+            name: "tiny",
+            sha256: SHA256,
+            context_length: 4096,
+            geometry: &geometry,
+        };
+        plan.check_model(&limits).map_err(|e| e.to_string())
+    };
+    over("encode = \"int4\"").unwrap();
+    over("preset = \"int4-best\"").unwrap();
+    for (rest, name) in [
+        ("encode = \"q4_0\"", "q4_0"),
+        ("encode = \"int3\"", "int3"),
+        ("encode = { k = \"int4\", v = \"f16\" }", "f16"),
+        (
+            "encode = { method = \"int4\", zero = \"symmetric\" }",
+            "int4",
+        ),
+    ] {
+        let all = format!(
+            "it chooses bits row by row, and rows of `encode` = \"{name}\" all have the same"
+        );
+        has(
+            over(rest),
+            &[&all, "write preset = \"int4-best\", or encode = \"int4\""],
+        );
+    }
+    has(
+        over("encode = \"int4\"\npack = \"zstd\""),
+        &["pages of rows of different bits are not packed, and `pack` is \"zstd\""],
+    );
+}
+
+#[test]
+fn bits_by_row_by_a_gate_of_another_model_are_refused() {
+    let given = r#"{ method = "joint", file = "gate.safetensors", bytes = 900_000 }"#;
+    let (_dir, path) = experiment("00ff00ff00ff00ff", given);
+    let geometry = Geometry { layers: Vec::new() };
+    let limits = ModelLimits {
+        name: "tiny",
+        sha256: SHA256,
+        context_length: 4096,
+        geometry: &geometry,
+    };
+    let text = load(&path, &[]).unwrap().check_model(&limits).unwrap_err();
+    assert!(
+        text.to_string()
+            .contains("it was trained for the model of sha256 00ff00ff00ff"),
+        "{text}"
     );
 }
 

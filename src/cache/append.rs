@@ -63,9 +63,14 @@ pub struct Appender<'a> {
     pub layer: usize,
     /// Visibility, by side.
     pub rules: [Rules; 2],
+    /// Levels of the rows of each head that live, as a compression point chose them; empty: none were chosen.
+    pub levels: &'a [HeadLevels],
     /// Working memory.
     pub pool: &'a Pool,
 }
+
+/// Levels of K and of V by position, ascending.
+pub type HeadLevels = Vec<(u32, [u8; 2])>;
 
 /// Encoded rows of one side of one head on their way into a table.
 #[derive(Default)]
@@ -349,10 +354,23 @@ impl Appender<'_> {
             let mut page_rows: Vec<f32> =
                 rows.by_ref().take(page.len()).flatten().copied().collect();
             cover_sinks(page, rules.sinks, d, &mut page_rows);
-            let bytes = format.encode(&self.project((h, side), page_rows));
+            let page_rows = self.project((h, side), page_rows);
+            let bytes = match self.levels.get(h) {
+                Some(levels) => format.encode_at(&page_rows, &self.levels_of(levels, side, page)),
+                None => format.encode(&page_rows),
+            };
             coded.push(page, &bytes);
         }
         coded
+    }
+
+    /// Levels of a page's rows; the lowest of what stands in the place of sinks.
+    fn levels_of(&self, levels: &HeadLevels, side: Side, positions: &[u32]) -> Vec<u8> {
+        let level = |&p: &u32| match levels.binary_search_by_key(&p, |l| l.0) {
+            Ok(i) if p >= self.rules[side as usize].sinks => levels[i].1[side as usize],
+            _ => 0,
+        };
+        positions.iter().map(level).collect()
     }
 
     fn project(&self, (head, side): (usize, Side), rows: Vec<f32>) -> Vec<f32> {

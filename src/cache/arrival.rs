@@ -21,7 +21,8 @@ impl Appender<'_> {
             return;
         };
         // What is scored by a whole context leaves at its compression point or not at all.
-        if self.rules[0].frozen_from.is_some() || retain.needs().context.any() {
+        let is_over = phase == Phase::Decoding && retain.acts_once();
+        if self.rules[0].frozen_from.is_some() || retain.needs().context.any() || is_over {
             return;
         }
         let fresh = self.scores(retain, h, first, (new, hidden));

@@ -28,6 +28,8 @@ pub struct Builder<'a> {
     pub strategy: &'a Strategy,
     /// What it is built from.
     pub materials: Materials<'a>,
+    /// Rows of a page have different bits where their format allows it.
+    pub leveled: bool,
 }
 
 impl Builder<'_> {
@@ -288,6 +290,8 @@ impl Coder<'_> {
                     let Stage::Encode(codec) = (self.def.build)(&self.params, &context)? else {
                         return Err(wrong_kind(Kind::Encode, self.spec));
                     };
+                    let leveled = builder.leveled.then(|| codec.leveled()).flatten();
+                    let codec = leveled.unwrap_or(codec);
                     self.table_bytes += codec.table_bytes();
                     self.shared.insert(dim, codec.clone());
                     codec

@@ -12,7 +12,7 @@
 //! ```
 
 use super::RANGE;
-use super::stage::Codec;
+use super::stage::{Codec, Levels};
 use super::stored::decode_rows;
 
 /// Rows of a range: bit i stands for position `range · 128 + i`.
@@ -50,6 +50,32 @@ impl Codec {
         match self {
             Codec::Rows(codec) => n_rows * codec.row_bytes(dim),
             Codec::Pages(codec) => codec.page_bytes(n_rows, dim),
+        }
+    }
+
+    /// The same format with a number of bits for each row, if it has that.
+    pub fn leveled(&self) -> Option<Codec> {
+        let codec = match self {
+            Codec::Rows(codec) => codec.leveled(),
+            Codec::Pages(codec) => codec.leveled(),
+        };
+        codec.map(Codec::Pages)
+    }
+
+    /// How it codes rows of different bits, if it does.
+    pub fn levels(&self) -> Option<&dyn Levels> {
+        match self {
+            Codec::Rows(_) => None,
+            Codec::Pages(codec) => codec.levels(),
+        }
+    }
+
+    /// Bytes of what lies together of a range's `bytes`, `n_rows` rows. A page that is the whole range is all of them: with
+    /// rows of different bits its length follows from nothing else.
+    pub fn bytes_of(&self, n_rows: usize, dim: usize, bytes: &[u8]) -> usize {
+        match self {
+            Codec::Pages(codec) if codec.page_rows() == RANGE => bytes.len(),
+            _ => self.bytes(n_rows, dim),
         }
     }
 
@@ -117,6 +143,14 @@ impl Format {
         }
     }
 
+    /// Encodes the rows of one page, `[row][dim]`, each at its level, if the format has levels.
+    pub fn encode_at(&self, rows: &[f32], levels: &[u8]) -> Vec<u8> {
+        match self.codec.levels() {
+            Some(codec) => codec.encode(rows, self.dim, levels),
+            None => self.encode(rows),
+        }
+    }
+
     /// Decodes the stored rows of a range into `rows`, `[row][dim]`.
     pub fn decode(&self, stored: Mask, bytes: &[u8], rows: &mut [f32]) {
         match &self.codec {
@@ -125,7 +159,8 @@ impl Format {
                 let (mut bytes, mut rows) = (bytes, rows);
                 for page in pages(stored, codec.page_rows()) {
                     let n_rows = page.count_ones() as usize;
-                    let (b, later_bytes) = bytes.split_at(codec.page_bytes(n_rows, self.dim));
+                    let n_bytes = self.codec.bytes_of(n_rows, self.dim, bytes);
+                    let (b, later_bytes) = bytes.split_at(n_bytes);
                     let (r, later_rows) = rows.split_at_mut(n_rows * self.dim);
                     codec.decode(b, self.dim, r);
                     (bytes, rows) = (later_bytes, later_rows);

@@ -87,7 +87,7 @@ impl Sum<'_> {
     fn page(&mut self, class: Class, page: &Page, format: &Format) {
         let stored = page.stored();
         let (id, used) = match page.bytes {
-            PageBytes::Raw(id) => (id, format.bytes(stored)),
+            PageBytes::Raw(id) => (id, self.cache.reader().raw_bytes(page, format)),
             PageBytes::Packed { id, len } => (id, len as usize),
             PageBytes::Parked { .. } => return,
         };

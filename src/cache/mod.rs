@@ -31,6 +31,7 @@ pub mod place;
 mod places;
 mod point;
 mod predict;
+mod prices;
 pub mod project;
 pub mod retain;
 pub mod retention;
@@ -51,6 +52,7 @@ mod visibility;
 pub use budget::least_budget;
 pub use pipeline::StagedCache;
 pub use predict::Shelf;
+pub use prices::least_retained;
 pub use retention::{ContextNeeds, Repetition, SeenLayer};
 pub use stages::{Built, Materials};
 pub use types::{
@@ -150,6 +152,18 @@ pub enum CacheError {
         /// The position that can't be taken in.
         position: u32,
         /// Bytes with that position.
+        needed_bytes: u64,
+        /// Bytes allowed.
+        budget_bytes: u64,
+    },
+    /// Rows that always live exceed the retention's byte budget.
+    #[error(
+        "sequence {seq}: the rows that always live take {needed_bytes} bytes, retention's budget is {budget_bytes}: raise `bytes` (`bytes_per_token`), or protect fewer rows"
+    )]
+    TooFewBytes {
+        /// The sequence.
+        seq: u32,
+        /// Bytes of the rows that always live.
         needed_bytes: u64,
         /// Bytes allowed.
         budget_bytes: u64,

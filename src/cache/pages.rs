@@ -57,6 +57,12 @@ struct HostPage {
     owners: u32,
 }
 
+/// Bytes of a page's entry in host memory.
+pub(super) const ENTRY_BYTES: usize = size_of::<HostPage>();
+
+/// Bytes of the entry of a page that is free.
+pub(super) const FREE_ENTRY_BYTES: usize = size_of::<u32>();
+
 /// Pages in host memory.
 #[derive(Debug, Default)]
 pub struct HostStore {

@@ -263,6 +263,7 @@ impl KvCache for StagedCache {
                     geometry,
                     layer,
                     rules: stages.rules(state, (layer, geometry.window)),
+                    levels: &[],
                     pool: &pool,
                 };
                 state.broken = true;

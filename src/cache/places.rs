@@ -6,7 +6,7 @@
 use super::formats::{Format, Ladder, Mask};
 use super::pages::{PageId, PageStore, Tier};
 use super::scratch::room;
-use super::stage::{Packer, Slot};
+use super::stage::{Codec, Packer, Slot};
 use super::{CacheError, RANGE};
 
 /// Where a page's bytes are. Lengths are in bytes.
@@ -174,7 +174,7 @@ impl<'a> Reader<'a> {
     where
         'a: 'b,
     {
-        let n = format.bytes(page.stored());
+        let n = self.raw_bytes(page, format);
         let packed_len = match page.bytes {
             PageBytes::Raw(id) => {
                 if let Some(view) = self.store.view(id) {
@@ -208,6 +208,14 @@ impl<'a> Reader<'a> {
             sized(&mut buffers.raw, n),
         )?;
         Ok(&buffers.raw)
+    }
+
+    /// Length of a page's encoded bytes: rows may have room behind them, pages have none.
+    pub fn raw_bytes(&self, page: &Page, format: &Format) -> usize {
+        match (&format.codec, page.bytes) {
+            (Codec::Pages(_), PageBytes::Raw(id)) => self.store.page_bytes(id),
+            _ => format.bytes(page.stored()),
+        }
     }
 
     /// A page's bytes where they lie in host memory as encoded; else nothing.

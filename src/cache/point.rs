@@ -6,9 +6,10 @@
 use rayon::prelude::*;
 
 use super::CacheError;
-use super::append::Appender;
+use super::append::{Appender, HeadLevels};
 use super::commit::commit_layer;
 use super::places::Places;
+use super::prices::Prices;
 use super::scratch::Pool;
 use super::sequence::{HeadState, Phase, SequenceState};
 use super::stage::{ContextLayer, LiveRows, Moment, Retention, SeenLayer};
@@ -65,10 +66,16 @@ impl Point<'_> {
         continuation: Continuation,
     ) -> Result<(), CacheError> {
         if let (Phase::Context, Some(retain)) = (state.phase, self.stages.retain.as_deref()) {
-            self.choose(seq, state, retain)?;
-            let is_over = continuation == Continuation::Exact || retain.needs().context.any();
+            let is_over = continuation == Continuation::Exact || retain.acts_once();
+            let prices = Prices {
+                stages: self.stages,
+                geometry: self.geometry,
+                len: state.len,
+                keeps_scores: !is_over,
+            };
+            let levels = self.choose((seq, state), retain, &prices)?;
             for layer in 0..self.geometry.layers.len() {
-                self.code(state, places, layer)?;
+                self.code(state, places, layer, levels.get(layer).map_or(&[], |l| l))?;
                 for head in &mut state.layers[layer].heads {
                     if is_over {
                         head.scores = Vec::new();
@@ -84,13 +91,13 @@ impl Point<'_> {
         Ok(())
     }
 
-    /// Marks the rows that leave.
+    /// Marks the rows that leave; levels of those that stay, `[layer][kv_head]`, if they have any.
     fn choose(
         &self,
-        seq: SeqId,
-        state: &mut SequenceState,
+        (seq, state): (SeqId, &mut SequenceState),
         retain: &dyn Retention,
-    ) -> Result<(), CacheError> {
+        prices: &Prices<'_>,
+    ) -> Result<Vec<Vec<HeadLevels>>, CacheError> {
         let len = state.len;
         let positions: Vec<Vec<Vec<u32>>> = state
             .layers
@@ -120,8 +127,24 @@ impl Point<'_> {
             live.push(heads);
         }
         let reached: Vec<u32> = (0..live.len()).map(n_reached).collect();
-        let gone = retain.evict_context(&live);
-        for (l, (layer, gone)) in state.layers.iter_mut().zip(gone).enumerate() {
+        let chosen = retain.choose(&live, prices);
+        let choice = chosen.map_err(|short| CacheError::TooFewBytes {
+            seq: seq.0,
+            needed_bytes: short.needed_bytes,
+            budget_bytes: short.budget_bytes,
+        })?;
+        let of_head = |(positions, levels): (&Vec<u32>, &Vec<[u8; 2]>)| -> HeadLevels {
+            positions
+                .iter()
+                .copied()
+                .zip(levels.iter().copied())
+                .collect()
+        };
+        let layers = positions.iter().zip(&choice.levels);
+        let levels = layers
+            .map(|(positions, levels)| positions.iter().zip(levels).map(of_head).collect())
+            .collect();
+        for (l, (layer, gone)) in state.layers.iter_mut().zip(choice.gone).enumerate() {
             for (h, (head, gone)) in layer.heads.iter_mut().zip(gone).enumerate() {
                 let positions = &positions[l][h];
                 head.compressed = Some(((positions.len() - gone.len()) as u32, reached[l]));
@@ -129,7 +152,7 @@ impl Point<'_> {
                     .extend(gone.into_iter().map(|i| (positions[i], len)));
             }
         }
-        Ok(())
+        Ok(levels)
     }
 
     /// Drops a layer's rows that leave and codes pages over those that stay.
@@ -138,6 +161,7 @@ impl Point<'_> {
         state: &mut SequenceState,
         places: &mut Places<'_>,
         layer: usize,
+        levels: &[HeadLevels],
     ) -> Result<(), CacheError> {
         let geometry = &self.geometry.layers[layer];
         let place = (layer, geometry.window);
@@ -149,6 +173,7 @@ impl Point<'_> {
             geometry,
             layer,
             rules: self.stages.rules(state, place),
+            levels,
             pool: self.pool,
         };
         appender.code(state, places, len, None, None)?;

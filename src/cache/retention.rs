@@ -113,6 +113,33 @@ pub struct ContextLayer<'a> {
     pub n_tokens: usize,
 }
 
+/// What is decided at a compression point, `[layer][kv_head]`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Choice {
+    /// Indices into the live rows (ascending) of those that leave.
+    pub gone: Vec<Vec<Vec<usize>>>,
+    /// By live row, levels of precision of K and of V, of those that leave any; empty: the format's own.
+    pub levels: Vec<Vec<Vec<[u8; 2]>>>,
+}
+
+/// What rows take once they are stored.
+pub trait Costs {
+    /// A bound on the resident bytes of a sequence, alone in its cache, after a compression point with that choice.
+    fn bytes(&self, heads: &[Vec<LiveRows<'_>>], choice: &Choice) -> u64;
+    /// Bytes of a row of a head, K and V, by level of precision, the fewest bits first; of a format without
+    /// levels the same at each.
+    fn row_bytes(&self, layer: usize, kv_head: usize) -> Vec<[f64; 2]>;
+}
+
+/// A byte budget that the rows which always live exceed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shortage {
+    /// Bytes of those rows.
+    pub needed_bytes: u64,
+    /// Bytes allowed.
+    pub budget_bytes: u64,
+}
+
 /// `retain`: which rows live, per layer and KV head.
 pub trait Retention: Send + Sync {
     /// What the stage asks of the engine.
@@ -138,6 +165,31 @@ pub trait Retention: Send + Sync {
     fn evict_context(&self, heads: &[Vec<LiveRows<'_>>]) -> Vec<Vec<Vec<usize>>> {
         let layer = |heads: &Vec<LiveRows<'_>>| heads.iter().map(|&h| self.evict(h)).collect();
         heads.iter().map(layer).collect()
+    }
+    /// What a compression point decides, given what rows take.
+    ///
+    /// # Errors
+    /// A byte budget below what always lives.
+    fn choose(&self, heads: &[Vec<LiveRows<'_>>], costs: &dyn Costs) -> Result<Choice, Shortage> {
+        let _ = costs;
+        Ok(Choice {
+            gone: self.evict_context(heads),
+            levels: Vec::new(),
+        })
+    }
+    /// Whether it chooses a level of precision for each row.
+    fn chooses_levels(&self) -> bool {
+        false
+    }
+    /// Whether a compression point alone decides, and rows that come later stay.
+    fn acts_once(&self) -> bool {
+        self.needs().context.any()
+    }
+    /// Resident bytes that a sequence may take after the compression point of a context of `n_tokens`, if bytes are its
+    /// budget.
+    fn budget_bytes(&self, n_tokens: u32) -> Option<u64> {
+        let _ = n_tokens;
+        None
     }
     /// Why a compression point alone can decide, if that is so.
     fn needs_point(&self) -> Option<&'static str> {

@@ -14,7 +14,8 @@ use super::Geometry;
 pub use super::params::{Domain, ParamDef, Params, Value};
 use super::project::aqua::Prediction;
 pub use super::retention::{
-    ContextLayer, ContextNeeds, LiveRows, Moment, NewRow, Repetition, Retention, SeenLayer,
+    Choice, ContextLayer, ContextNeeds, Costs, LiveRows, Moment, NewRow, Repetition, Retention,
+    SeenLayer, Shortage,
 };
 pub use super::stored::{Stored, Work};
 use crate::compute::cpu::gemm::{Mat, MatMut};
@@ -329,6 +330,10 @@ pub trait RowCodec: Send + Sync {
     fn kernel(&self) -> Option<&dyn Kernel> {
         None
     }
+    /// The same format with a number of bits for each row, if it has that.
+    fn leveled(&self) -> Option<Arc<dyn PageCodec>> {
+        None
+    }
     /// Bytes of tables shared by all rows (codebooks).
     fn table_bytes(&self) -> u64 {
         0
@@ -371,10 +376,28 @@ pub trait PageCodec: Send + Sync {
         work.decoded(page, |bytes, rows| self.decode(bytes, page.dim, rows))
             .weighted_sum(rows, weights, out);
     }
+    /// The same format with a number of bits for each row, if it has that.
+    fn leveled(&self) -> Option<Arc<dyn PageCodec>> {
+        None
+    }
+    /// How it codes rows of different bits, if it does. A page of such a codec is a whole range, and as long as its bytes.
+    fn levels(&self) -> Option<&dyn Levels> {
+        None
+    }
     /// Bytes of tables shared by all pages (codebooks).
     fn table_bytes(&self) -> u64 {
         0
     }
+}
+
+/// A page codec whose rows have a number of bits each.
+pub trait Levels {
+    /// Bits by level, ascending.
+    fn bits(&self) -> &'static [usize];
+    /// Bytes of a page with so many rows of each level, of `dim` channels.
+    fn bytes(&self, n_rows: &[usize], dim: usize) -> usize;
+    /// Encodes a page of rows, `[n_rows][dim]`, each at its level.
+    fn encode(&self, rows: &[f32], dim: usize, levels: &[u8]) -> Vec<u8>;
 }
 
 /// `pack`: a sealed page's bytes to fewer bytes, exactly.

@@ -159,11 +159,20 @@ impl Stages {
         materials: Materials<'_>,
         known: Option<Predictor>,
     ) -> Result<Self, StageError> {
-        let b = Builder {
+        let mut b = Builder {
             strategy,
             materials,
+            leveled: false,
         };
         b.check()?;
+        let retain = match &strategy.retain {
+            Some(spec) => match b.stage(Kind::Retain, spec, Side::K)? {
+                Stage::Retain(r) => Some(r),
+                _ => return Err(wrong_kind(Kind::Retain, spec)),
+            },
+            None => None,
+        };
+        b.leveled = retain.as_ref().is_some_and(|r| r.chooses_levels());
         let project_k = b.chain(Side::K)?;
         let project_v = b.chain(Side::V)?;
         let coded = b.coded([&project_k, &project_v], known)?;
@@ -187,13 +196,6 @@ impl Stages {
                 frozen: [format(&frozen, layer.head_dim)],
             })
             .collect();
-        let retain = match &strategy.retain {
-            Some(spec) => match b.stage(Kind::Retain, spec, Side::K)? {
-                Stage::Retain(r) => Some(r),
-                _ => return Err(wrong_kind(Kind::Retain, spec)),
-            },
-            None => None,
-        };
         let pack = match &strategy.pack {
             Some(spec) => match b.stage(Kind::Pack, spec, Side::K)? {
                 Stage::Pack(p) => Some(p),

@@ -181,7 +181,8 @@ impl Format {
         let (mut at, mut first) = (0, 0);
         for rows in self.codec.together(range.stored) {
             let n_rows = rows.count_ones();
-            let end = at + self.codec.bytes(n_rows as usize, self.dim);
+            let held = &range.bytes[at..];
+            let end = at + self.codec.bytes_of(n_rows as usize, self.dim, held);
             let turn = range
                 .turning
                 .map(|t| t.rope.turn(t.first, rows, &mut angles));
@@ -220,7 +221,7 @@ impl Format {
         let (mut at, mut first) = (0, 0);
         for page in pages(range.stored, codec.page_rows()) {
             let n_rows = page.count_ones() as usize;
-            let end = at + codec.page_bytes(n_rows, self.dim);
+            let end = at + self.codec.bytes_of(n_rows, self.dim, &range.bytes[at..]);
             let part = rows.start.max(first)..rows.end.min(first + n_rows);
             if !part.is_empty() {
                 let weights = Mat {

@@ -72,9 +72,13 @@ impl RowTable {
         let id = self.own(i, places, format)?;
         let page = &mut self.pages[i];
         let (live, stored) = (page.live() | rows, page.stored());
-        let held = format.bytes(stored);
+        let held = places.reader().raw_bytes(page, format);
+        let room = match &format.codec {
+            Codec::Rows(_) => room_for(format, stored | rows),
+            Codec::Pages(_) => held + bytes.len(),
+        };
         if places.store.page_bytes(id) < held + bytes.len() {
-            places.store.resize(id, room_for(format, stored | rows));
+            places.store.resize(id, room);
         }
         places.store.write(id, held, bytes);
         page.set(live, stored | rows);
@@ -170,7 +174,7 @@ impl RowTable {
                 continue;
             };
             let format = page.format(ladder);
-            let n = format.bytes(page.stored());
+            let n = places.reader().raw_bytes(page, format);
             if (page.range + 1) * RANGE as u32 <= end && places.store.page_bytes(id) > n {
                 let id = self.own(i, places, format)?;
                 places.store.resize(id, n);
@@ -296,7 +300,9 @@ fn sealed(page: &Page, places: &mut Places<'_>, format: &Format) -> Result<PageB
     };
     let mut buffers = ReadBuffers::default();
     let raw = places.reader().bytes(page, format, &mut buffers)?.to_vec();
-    let packed = match places.packer {
+    // A page of rows of different bits is as long as its bytes: packed, they would not say.
+    let packer = places.packer.filter(|_| format.codec.levels().is_none());
+    let packed = match packer {
         Some(packer) => Some(packer.pack(&raw, format.stride())?).filter(|p| p.len() < raw.len()),
         None => None,
     };

@@ -1,10 +1,11 @@
 //! What a strategy's retention asks for, held against the protocols and the model that it would run with.
 
-use super::plan::{ModelLimits, Plan};
+use super::plan::{ModelLimits, Plan, is_calibrated};
 use super::problems::Problems;
 use super::protocol::Protocol;
-use crate::cache::stage::{BuildContext, Kind, Retention, Side, Stage, find};
+use crate::cache::stage::{BuildContext, HeadContext, Kind, Retention, Side, Stage, find};
 use crate::cache::strategy::Strategy;
+use crate::cache::{Materials, least_retained};
 use crate::engine::repetition;
 use std::sync::Arc;
 
@@ -33,6 +34,16 @@ impl Plan {
             );
             refuse(what, "train one for this model: kvlab train");
         }
+        if let Some(why) = retain
+            .chooses_levels()
+            .then(|| no_levels(strategy, model))
+            .flatten()
+        {
+            refuse(
+                why,
+                "write preset = \"int4-best\", or encode = \"int4\" (int2, int8): asymmetric, fit = \"minmax\", not packed",
+            );
+        }
         for protocol in &self.protocols {
             match protocol {
                 Protocol::Stream { .. } => {
@@ -50,6 +61,15 @@ impl Plan {
                     }
                 }
                 Protocol::Tasks { .. } => {}
+            }
+            if let Protocol::CompressOnce { context, .. }
+            | Protocol::Generate { context, .. }
+            | Protocol::Tasks {
+                length: context, ..
+            } = protocol
+                && let Some(why) = shortage(strategy, model, *context as u32)
+            {
+                refuse(why, "raise it, or protect fewer rows");
             }
             let context = match protocol {
                 Protocol::CompressOnce { context, .. } | Protocol::Generate { context, .. } => {
@@ -69,16 +89,69 @@ impl Plan {
     }
 }
 
-fn built(strategy: &Strategy, model: &ModelLimits<'_>) -> Option<Arc<dyn Retention>> {
-    let spec = strategy.retain.as_ref()?;
-    let context = BuildContext {
+/// What a byte budget lacks for the rows of a context that always live. A codebook's bytes are known once it is learned; the
+/// run says then what it needs.
+fn shortage(strategy: &Strategy, model: &ModelLimits<'_>, context: u32) -> Option<String> {
+    if is_calibrated(strategy) {
+        return None;
+    }
+    let materials = Materials {
+        geometry: model.geometry,
+        calibration: None,
+        backing_dir: None,
+    };
+    // What can't be built is told already.
+    let short = least_retained(strategy, materials, context).ok()??;
+    Some(format!(
+        "a budget of {} bytes can't hold the rows of a context of {context} that always live: they take {}",
+        short.budget_bytes, short.needed_bytes
+    ))
+}
+
+/// Why rows of one page could not have the bits that retention chooses for them.
+fn no_levels(strategy: &Strategy, model: &ModelLimits<'_>) -> Option<String> {
+    let dim = model.geometry.layers.first().map_or(64, |l| l.head_dim);
+    for (side, spec) in [(Side::K, &strategy.encode_k), (Side::V, &strategy.encode_v)] {
+        let context = BuildContext {
+            side,
+            head: Some(HeadContext::any(dim)),
+            ..context(strategy, model)
+        };
+        let codec = find(Kind::Encode, &spec.name)
+            .ok()
+            .filter(|def| !(def.calibrated)(&spec.params))
+            .and_then(|def| (def.build)(&spec.params, &context).ok());
+        let is_leveled = matches!(&codec, Some(Stage::Encode(c)) if c.leveled().is_some());
+        if !is_leveled {
+            return Some(format!(
+                "it chooses bits row by row, and rows of `encode` = \"{}\" all have the same",
+                spec.name
+            ));
+        }
+    }
+    if let Some(pack) = &strategy.pack {
+        return Some(format!(
+            "pages of rows of different bits are not packed, and `pack` is \"{}\"",
+            pack.name
+        ));
+    }
+    None
+}
+
+fn context<'a>(strategy: &Strategy, model: &ModelLimits<'a>) -> BuildContext<'a> {
+    BuildContext {
         geometry: model.geometry,
         keys: strategy.keys,
         side: Side::K,
         calibration: None,
         backing_dir: None,
         head: None,
-    };
+    }
+}
+
+fn built(strategy: &Strategy, model: &ModelLimits<'_>) -> Option<Arc<dyn Retention>> {
+    let spec = strategy.retain.as_ref()?;
+    let context = context(strategy, model);
     // What can't be built is told already.
     let def = find(Kind::Retain, &spec.name).ok()?;
     match (def.build)(&spec.params, &context).ok()? {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::clock::Clock;
 use super::linear_watch::Tally;
 use crate::cache::Needs;
-use crate::cache::stage::{ContextLayer, LiveRows, NewRow, Retention};
+use crate::cache::stage::{Choice, ContextLayer, Costs, LiveRows, NewRow, Retention, Shortage};
 
 /// A retention with a stopwatch.
 pub struct ScoringWatch {
@@ -58,6 +58,22 @@ impl Retention for ScoringWatch {
 
     fn evict_context(&self, heads: &[Vec<LiveRows<'_>>]) -> Vec<Vec<Vec<usize>>> {
         self.timed(|| self.inner.evict_context(heads))
+    }
+
+    fn choose(&self, heads: &[Vec<LiveRows<'_>>], costs: &dyn Costs) -> Result<Choice, Shortage> {
+        self.timed(|| self.inner.choose(heads, costs))
+    }
+
+    fn chooses_levels(&self) -> bool {
+        self.inner.chooses_levels()
+    }
+
+    fn acts_once(&self) -> bool {
+        self.inner.acts_once()
+    }
+
+    fn budget_bytes(&self, n_tokens: u32) -> Option<u64> {
+        self.inner.budget_bytes(n_tokens)
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -3,7 +3,9 @@
 //! new stage gets the suite by its registry line.
 
 mod budget;
+mod bytes;
 mod compose;
+mod joint;
 mod misuse;
 mod oracle;
 mod predict;

@@ -2,7 +2,9 @@
 //!
 //! Invariant: bytes and decoded values are the codec's own.
 
-use super::super::stage::{Kernel, RowCodec};
+use std::sync::Arc;
+
+use super::super::stage::{Kernel, PageCodec, RowCodec};
 
 /// The codec, and how its stored rows are read.
 pub(super) struct WithKernel<C> {
@@ -33,6 +35,10 @@ impl<C: RowCodec> RowCodec for WithKernel<C> {
 
     fn kernel(&self) -> Option<&dyn Kernel> {
         Some(&*self.kernel)
+    }
+
+    fn leveled(&self) -> Option<Arc<dyn PageCodec>> {
+        self.codec.leveled()
     }
 
     fn table_bytes(&self) -> u64 {

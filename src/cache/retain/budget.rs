@@ -33,6 +33,28 @@ pub const KEPT_FRACTION: ParamDef = ParamDef {
     doc: "rows that live per position, rounded up; give this or `tokens`",
 };
 
+/// `bytes`.
+pub const BYTES: ParamDef = ParamDef {
+    name: "bytes",
+    domain: Domain::Int {
+        min: 1,
+        max: 1 << 50,
+    },
+    default: None,
+    doc: "resident bytes of a sequence right after its compression point, all told; or this",
+};
+
+/// `bytes_per_token`.
+pub const BYTES_PER_TOKEN: ParamDef = ParamDef {
+    name: "bytes_per_token",
+    domain: Domain::Fraction {
+        min: 0.0,
+        max: 1e12,
+    },
+    default: None,
+    doc: "the same per position seen; or this",
+};
+
 /// `sinks`.
 pub const SINKS: ParamDef = ParamDef {
     name: "sinks",
@@ -120,6 +142,8 @@ pub const BETA: ParamDef = ParamDef {
 pub const COMMON: &[ParamDef] = &[
     TOKENS,
     KEPT_FRACTION,
+    BYTES,
+    BYTES_PER_TOKEN,
     ALLOCATE,
     SAFEGUARD,
     BETA,
@@ -138,6 +162,10 @@ pub enum Budget {
     KeptFraction(f64),
     /// Rows that score at least this.
     Threshold(f32),
+    /// As many as fit, all heads together, into so many bytes of a sequence.
+    Bytes(u64),
+    /// The same per position seen.
+    BytesPerToken(f64),
 }
 
 impl Budget {
@@ -147,6 +175,61 @@ impl Budget {
             Budget::Tokens(tokens) => f64::from(tokens.max(1)),
             Budget::KeptFraction(f) => part(f, n),
             Budget::Threshold(_) => 1.0,
+            // A compression point says what fits; without one nothing is known to have to leave.
+            Budget::Bytes(_) | Budget::BytesPerToken(_) => f64::from(n),
+        }
+    }
+
+    /// Bytes that a sequence may take after a context of `n` positions, if bytes are what is given.
+    pub fn bytes(self, n: u32) -> Option<u64> {
+        match self {
+            Budget::Bytes(bytes) => Some(bytes),
+            Budget::BytesPerToken(bytes) => Some((bytes * f64::from(n)) as u64),
+            _ => None,
+        }
+    }
+
+    /// The one that is given.
+    fn read(params: &Params) -> Result<Self, String> {
+        let whole = |name: &str| params.int(name).unwrap_or(0).max(0);
+        let of = |name: &str| -> Option<Self> {
+            Some(match name {
+                "tokens" => Budget::Tokens(positions(params, name)),
+                "bytes" => Budget::Bytes(whole(name) as u64),
+                "kept_fraction" => Budget::KeptFraction(params.float(name)?),
+                "bytes_per_token" => Budget::BytesPerToken(params.float(name)?),
+                _ => Budget::Threshold(params.float(name)? as f32),
+            })
+        };
+        let names = [
+            "tokens",
+            "kept_fraction",
+            "bytes",
+            "bytes_per_token",
+            "threshold",
+        ];
+        let given: Vec<&str> = names
+            .into_iter()
+            .filter(|&name| params.0.contains_key(name))
+            .collect();
+        match given[..] {
+            [name] => of(name).ok_or_else(|| format!("`{name}` is no number")),
+            [] => Err(
+                "it has no budget: give `tokens` (rows per head), `kept_fraction` (0 to 1), `bytes` (of a sequence) or \
+                 `bytes_per_token`"
+                    .to_owned(),
+            ),
+            _ => {
+                let shown = given
+                    .iter()
+                    .filter_map(|k| Some(format!("`{k}` = {}", params.0.get(*k)?)));
+                let shown: Vec<String> = shown.collect();
+                let n = ["two", "three", "four", "five"][given.len().min(5) - 2];
+                Err(format!(
+                    "{} are {n} budgets: give one of them",
+                    shown.join(" and ")
+                ))
+            }
         }
     }
 }
@@ -256,35 +339,7 @@ impl Rule {
             Some(text) => starts(text).map_err(&refused)?,
             None => Vec::new(),
         };
-        let threshold = params.float("threshold");
-        let budget = match (
-            params.int("tokens"),
-            params.float("kept_fraction"),
-            threshold,
-        ) {
-            (Some(_), None, None) => Budget::Tokens(positions(params, "tokens")),
-            (None, Some(f), None) => Budget::KeptFraction(f),
-            (None, None, Some(t)) => Budget::Threshold(t as f32),
-            (None, None, None) => {
-                return Err(refused(
-                    "it has no budget: give `tokens` (rows per head) or `kept_fraction` (0 to 1)"
-                        .to_owned(),
-                ));
-            }
-            given => {
-                let (n, f, t) = (given.0.map(|n| n as f64), given.1, given.2);
-                let names = [("tokens", n), ("kept_fraction", f), ("threshold", t)];
-                let given = names
-                    .into_iter()
-                    .filter_map(|(k, v)| Some(format!("`{k}` = {}", v?)));
-                let given: Vec<String> = given.collect();
-                return Err(refused(format!(
-                    "{} are {} budgets: give one of them",
-                    given.join(" and "),
-                    if given.len() == 2 { "two" } else { "three" }
-                )));
-            }
-        };
+        let budget = Budget::read(params).map_err(&refused)?;
         let (sinks, recent) = (protect.sinks, protect.recent);
         let protected = u64::from(sinks) + u64::from(recent);
         if let Budget::Tokens(n) = budget

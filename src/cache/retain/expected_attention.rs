@@ -10,7 +10,8 @@ use super::super::stage::{
 };
 use super::attention::key_columns;
 use super::budget::{
-    ALLOCATE, BETA, KEPT_FRACTION, RECENT, SAFEGUARD, SEGMENTS, SINKS, TOKENS, WHITELIST,
+    ALLOCATE, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, RECENT, SAFEGUARD, SEGMENTS, SINKS,
+    TOKENS, WHITELIST,
 };
 use super::positions;
 use super::selection::{Score, Selection};
@@ -26,6 +27,8 @@ pub const DEF: StageDef = StageDef {
     params: &[
         TOKENS,
         KEPT_FRACTION,
+        BYTES,
+        BYTES_PER_TOKEN,
         ALLOCATE,
         SAFEGUARD,
         BETA,

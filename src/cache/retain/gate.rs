@@ -16,7 +16,8 @@ use super::super::stage::{
     never,
 };
 use super::budget::{
-    ALLOCATE_GLOBAL, BETA, KEPT_FRACTION, RECENT_64, SAFEGUARD, SEGMENTS, SINKS, TOKENS, WHITELIST,
+    ALLOCATE_GLOBAL, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, RECENT_64, SAFEGUARD, SEGMENTS,
+    SINKS, TOKENS, WHITELIST,
 };
 use super::selection::{Score, Selection};
 pub use weights::{EXTRAS, Weights};
@@ -48,6 +49,8 @@ pub const DEF: StageDef = StageDef {
         },
         TOKENS,
         KEPT_FRACTION,
+        BYTES,
+        BYTES_PER_TOKEN,
         ALLOCATE_GLOBAL,
         SAFEGUARD,
         BETA,
@@ -76,9 +79,18 @@ pub fn extras(k: &[f32], v: &[f32], position: u32) -> [f32; EXTRAS] {
 }
 
 fn build(params: &Params, context: &BuildContext<'_>) -> Result<Stage, StageError> {
+    Selection::stage(DEF.name, params, 0, read(DEF.name, params, context)?)
+}
+
+/// The gate that `file` names; `name` is the stage's.
+pub(super) fn read(
+    name: &str,
+    params: &Params,
+    context: &BuildContext<'_>,
+) -> Result<Gate, StageError> {
     let refused = |problem: String| StageError::Parameter {
         kind: Kind::Retain,
-        name: DEF.name.to_owned(),
+        name: name.to_owned(),
         problem,
     };
     let file = params.text("file").ok_or_else(|| {
@@ -87,7 +99,7 @@ fn build(params: &Params, context: &BuildContext<'_>) -> Result<Stage, StageErro
         )
     })?;
     if file == "random" {
-        return Selection::stage(DEF.name, params, 0, Gate::Random);
+        return Ok(Gate::Random);
     }
     let bytes = std::fs::read(Path::new(file))
         .map_err(|e| refused(format!("`file` = \"{file}\" can't be read: {e}")))?;
@@ -101,7 +113,7 @@ fn build(params: &Params, context: &BuildContext<'_>) -> Result<Stage, StageErro
             weights.shape.0, weights.shape.1, shape.0, shape.1
         )));
     }
-    Selection::stage(DEF.name, params, 0, Gate::Learned(Box::new(weights)))
+    Ok(Gate::Learned(Box::new(weights)))
 }
 
 /// The score.

@@ -7,7 +7,8 @@
 use super::super::Needs;
 use super::super::stage::{ContextLayer, ContextNeeds, Kind, StageDef, Tolerance, never};
 use super::budget::{
-    ALLOCATE_GLOBAL, BETA, KEPT_FRACTION, RECENT, SAFEGUARD, SEGMENTS, SINKS, TOKENS, WHITELIST,
+    ALLOCATE_GLOBAL, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, RECENT, SAFEGUARD, SEGMENTS,
+    SINKS, TOKENS, WHITELIST,
 };
 use super::selection::{Score, Selection};
 
@@ -20,6 +21,8 @@ pub const KVZIP: StageDef = StageDef {
     params: &[
         TOKENS,
         KEPT_FRACTION,
+        BYTES,
+        BYTES_PER_TOKEN,
         ALLOCATE_GLOBAL,
         SAFEGUARD,
         BETA,

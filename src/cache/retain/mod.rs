@@ -7,6 +7,7 @@ mod attention;
 pub mod budget;
 pub mod expected_attention;
 pub mod gate;
+pub mod joint;
 pub mod keydiff;
 pub mod knorm;
 pub mod kvzip;
@@ -32,6 +33,7 @@ pub static STAGES: &[StageDef] = &[
     kvzip::KVZIP,
     kvzip::KVZIP_PLUS,
     gate::DEF,
+    joint::DEF,
 ];
 
 /// A parameter that counts positions; 0 if it was not given.

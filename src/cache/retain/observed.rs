@@ -13,8 +13,8 @@ use super::super::stage::{
 };
 use super::attention::weights;
 use super::budget::{
-    ALLOCATE, ALLOCATE_ADAKV, ALLOCATE_PYRAMID, BETA, COMMON, KEPT_FRACTION, RECENT, SAFEGUARD,
-    SEGMENTS, SINKS, TOKENS, WHITELIST,
+    ALLOCATE, ALLOCATE_ADAKV, ALLOCATE_PYRAMID, BETA, BYTES, BYTES_PER_TOKEN, COMMON,
+    KEPT_FRACTION, RECENT, SAFEGUARD, SEGMENTS, SINKS, TOKENS, WHITELIST,
 };
 use super::positions;
 use super::selection::{Score, Selection};
@@ -45,6 +45,8 @@ pub const SNAPKV: StageDef = StageDef {
     params: &[
         TOKENS,
         KEPT_FRACTION,
+        BYTES,
+        BYTES_PER_TOKEN,
         ALLOCATE,
         SAFEGUARD,
         BETA,
@@ -69,6 +71,8 @@ pub const ADAKV: StageDef = StageDef {
     params: &[
         TOKENS,
         KEPT_FRACTION,
+        BYTES,
+        BYTES_PER_TOKEN,
         ALLOCATE_ADAKV,
         SAFEGUARD,
         BETA,
@@ -92,6 +96,8 @@ pub const PYRAMID: StageDef = StageDef {
     params: &[
         TOKENS,
         KEPT_FRACTION,
+        BYTES,
+        BYTES_PER_TOKEN,
         ALLOCATE_PYRAMID,
         SAFEGUARD,
         BETA,

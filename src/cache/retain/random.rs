@@ -4,7 +4,8 @@
 
 use super::super::stage::{Domain, Kind, NewRow, ParamDef, StageDef, Tolerance, never};
 use super::budget::{
-    ALLOCATE, BETA, KEPT_FRACTION, RECENT, SAFEGUARD, SEGMENTS, SINKS, TOKENS, WHITELIST,
+    ALLOCATE, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, RECENT, SAFEGUARD, SEGMENTS, SINKS,
+    TOKENS, WHITELIST,
 };
 use super::selection::{Score, Selection};
 
@@ -17,6 +18,8 @@ pub const DEF: StageDef = StageDef {
     params: &[
         TOKENS,
         KEPT_FRACTION,
+        BYTES,
+        BYTES_PER_TOKEN,
         ALLOCATE,
         SAFEGUARD,
         BETA,

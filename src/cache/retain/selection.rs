@@ -15,7 +15,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::super::Needs;
-use super::super::stage::{ContextLayer, LiveRows, NewRow, Params, Retention, Stage, StageError};
+use super::super::stage::{
+    Choice, ContextLayer, Costs, LiveRows, NewRow, Params, Retention, Shortage, Stage, StageError,
+};
 use super::budget::{Allocate, Budget, Rule, part};
 
 /// What rows are worth; higher is kept longer.
@@ -81,6 +83,9 @@ impl<S: Score> Retention for Selection<S> {
         if self.needs().context.any() {
             return Some("it scores rows by a whole context");
         }
+        if self.budget_bytes(0).is_some() {
+            return Some("its budget is in bytes, which all heads share");
+        }
         let alone = matches!(self.rule.allocate, Allocate::Uniform)
             || matches!(self.rule.budget, Budget::Threshold(_));
         (!alone).then_some("its heads share a budget (`allocate`)")
@@ -115,6 +120,22 @@ impl<S: Score> Retention for Selection<S> {
     fn evict_context(&self, heads: &[Vec<LiveRows<'_>>]) -> Vec<Vec<Vec<usize>>> {
         self.rule.evict_context(heads)
     }
+
+    fn choose(&self, heads: &[Vec<LiveRows<'_>>], costs: &dyn Costs) -> Result<Choice, Shortage> {
+        let n_seen = heads.iter().flatten().map(|h| h.n_seen).max();
+        let n_seen = n_seen.unwrap_or(0);
+        match self.budget_bytes(n_seen) {
+            Some(bytes) => self.rule.fill(heads, (n_seen.max(1), bytes), costs),
+            None => Ok(Choice {
+                gone: self.evict_context(heads),
+                ..Choice::default()
+            }),
+        }
+    }
+
+    fn budget_bytes(&self, n_tokens: u32) -> Option<u64> {
+        self.rule.budget.bytes(n_tokens)
+    }
 }
 
 /// A row that may leave.
@@ -137,9 +158,10 @@ impl Rule {
             return gone;
         }
         let budget = match (live.compressed, self.budget) {
-            (Some((kept, of)), Budget::KeptFraction(_)) => {
+            (Some((kept, of)), Budget::KeptFraction(_) | Budget::BytesPerToken(_)) => {
                 part(f64::from(kept) / f64::from(of.max(1)), live.n_reached)
             }
+            (Some((kept, _)), Budget::Bytes(_)) => f64::from(kept.max(1)),
             // A head that was left all its rows has not met its budget yet.
             (Some((kept, of)), Budget::Tokens(_))
                 if kept < of && self.allocate != Allocate::Uniform =>
@@ -154,6 +176,42 @@ impl Rule {
             _ => self.protect.candidates(live).collect(),
         };
         lowest(live.scores, candidates, excess)
+    }
+
+    /// The largest part of all rows, in steps of one row in `n`, that takes no more than `bytes`.
+    fn fill(
+        &self,
+        heads: &[Vec<LiveRows<'_>>],
+        (n, bytes): (u32, u64),
+        costs: &dyn Costs,
+    ) -> Result<Choice, Shortage> {
+        let keeping = |rows: u32| {
+            let part = Budget::KeptFraction(f64::from(rows) / f64::from(n));
+            let rule = Rule {
+                budget: part,
+                ..self.clone()
+            };
+            let choice = Choice {
+                gone: rule.evict_context(heads),
+                ..Choice::default()
+            };
+            (costs.bytes(heads, &choice), choice)
+        };
+        let (mut fits, mut too_many) = (0, n + 1);
+        let mut best = None;
+        while too_many - fits > 1 {
+            let rows = fits + (too_many - fits) / 2;
+            let (needed, choice) = keeping(rows);
+            if needed <= bytes {
+                (fits, best) = (rows, Some(choice));
+            } else {
+                too_many = rows;
+            }
+        }
+        best.ok_or_else(|| Shortage {
+            needed_bytes: keeping(1).0,
+            budget_bytes: bytes,
+        })
     }
 
     /// Rows that leave at the compression point, `[layer][kv_head]`.

@@ -2,6 +2,7 @@
 //! tools break (budgets rounded to nothing, fractions of what is left taken for fractions of what goes).
 
 mod gate;
+mod joint;
 mod scores;
 mod selection;
 

@@ -10,10 +10,12 @@
 //! ```
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::super::bits::stream_bytes;
 use super::Grid;
 use super::fit::Fit;
+use super::leveled::{Axis, Leveled};
 use super::tile::{self, TILE, Tile, larger, smaller, tile_bytes};
 use crate::cache::scratch::room;
 use crate::cache::stage::{Kernel, PageCodec, Stored, Work};
@@ -50,6 +52,10 @@ impl PageCodec for Channel {
 
     fn decode(&self, bytes: &[u8], dim: usize, rows: &mut [f32]) {
         decode(self, bytes, dim, rows);
+    }
+
+    fn leveled(&self) -> Option<Arc<dyn PageCodec>> {
+        Some(Arc::new(Leveled::new(self.grid, Axis::Channel)?))
     }
 
     fn scores(&self, page: Stored<'_>, q: &[f32], work: &mut Work, out: MatMut<'_>) {

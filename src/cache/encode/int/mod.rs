@@ -24,6 +24,7 @@
 
 mod channel;
 mod fit;
+mod leveled;
 mod scale;
 mod tile;
 mod token;

@@ -8,11 +8,14 @@
 //! holds    20 codes, even ones low  step 0  step 1  zero 0  zero 1
 //! ```
 
+use std::sync::Arc;
+
 use super::super::bits::stream_bytes;
 use super::Grid;
+use super::leveled::{Axis, Leveled};
 use super::scale::ScaleFormat;
 use super::tile::{self, TILE, Tile, larger, smaller, tile_bytes};
-use crate::cache::stage::{Kernel, RowCodec};
+use crate::cache::stage::{Kernel, PageCodec, RowCodec};
 use crate::compute::cpu::rows;
 use crate::compute::cpu::vector::{LANES, multiversion};
 
@@ -43,6 +46,10 @@ impl RowCodec for Token {
 
     fn decode_rows(&self, bytes: &[u8], dim: usize, rows: &mut [f32]) {
         decode_rows(self, bytes, dim, rows);
+    }
+
+    fn leveled(&self) -> Option<Arc<dyn PageCodec>> {
+        Some(Arc::new(Leveled::new(self.grid, Axis::Token(self.group))?))
     }
 }
 
