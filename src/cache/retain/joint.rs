@@ -143,37 +143,68 @@ impl Joint {
         }
     }
 
-    /// What all rows get at a price.
-    fn at_price(
-        &self,
-        heads: &[Vec<LiveRows<'_>>],
-        (weights, sides): (&[Vec<Vec<f64>>], &[Vec<[Side; 2]>]),
-        price: f64,
-    ) -> Choice {
-        let mut choice = Choice::default();
-        for ((heads, weights), sides) in heads.iter().zip(weights).zip(sides) {
-            let (mut all_gone, mut all_levels) = (Vec::new(), Vec::new());
-            for ((&live, weights), sides) in heads.iter().zip(weights).zip(sides) {
-                let (mut gone, mut levels) = (Vec::new(), vec![[0; 2]; weights.len()]);
-                for (i, &w) in weights.iter().enumerate() {
-                    let [k, v] = sides.each_ref().map(|side| cheapest(side, w, price));
-                    levels[i] = [k.1, v.1];
-                    if self.rule.protect.holds(live.positions[i], live.n_seen) {
-                        levels[i] = levels[i].map(|level| level.max(SAFE));
-                    } else if w <= k.0 + v.0 {
-                        gone.push(i);
-                    }
-                }
-                if gone.len() == weights.len() {
-                    spare(&mut gone, live.scores);
-                }
-                all_gone.push(gone);
-                all_levels.push(levels);
-            }
-            choice.gone.push(all_gone);
-            choice.levels.push(all_levels);
+    /// The rows of a head as they are weighed, given their bytes by level.
+    fn weighed(&self, live: LiveRows<'_>, bytes: &[[f64; 2]]) -> Head {
+        let side = |side: usize| -> Side {
+            std::array::from_fn(|level| {
+                let n_bits = [2, 4, 8][level];
+                let bytes = bytes.get(level).map_or(0.0, |b| b[side]);
+                (COST[side] * 4f64.powi(-n_bits), bytes)
+            })
+        };
+        let rows = live.positions.iter().zip(live.scores);
+        Head {
+            rows: rows
+                .map(|(&p, &score)| Row {
+                    weight: self.weight(score),
+                    is_protected: self.rule.protect.holds(p, live.n_seen),
+                })
+                .collect(),
+            sides: [side(0), side(1)],
         }
-        choice
+    }
+}
+
+/// A row as it is weighed.
+struct Row {
+    weight: f64,
+    is_protected: bool,
+}
+
+/// A head's rows, and what K and V can have.
+struct Head {
+    rows: Vec<Row>,
+    sides: [Side; 2],
+}
+
+impl Head {
+    /// Rows that leave at a price, and the levels of all rows.
+    fn at_price(&self, price: f64) -> (Vec<usize>, Vec<[u8; 2]>) {
+        let (mut gone, mut levels) = (Vec::new(), Vec::with_capacity(self.rows.len()));
+        for (i, row) in self.rows.iter().enumerate() {
+            let sides = self.sides.each_ref();
+            let [k, v] = sides.map(|side| cheapest(side, row.weight, price));
+            let least = if row.is_protected { SAFE } else { 0 };
+            levels.push([k.1, v.1].map(|level| level.max(least)));
+            if !row.is_protected && row.weight <= k.0 + v.0 {
+                gone.push(i);
+            }
+        }
+        if gone.len() == self.rows.len() {
+            self.spare(&mut gone);
+        }
+        (gone, levels)
+    }
+
+    /// Keeps the best row of a head that would have none, the newest of equals.
+    fn spare(&self, gone: &mut Vec<usize>) {
+        let by_weight = |a: &usize, b: &usize| {
+            let weight = |i: usize| self.rows[i].weight;
+            weight(*a).total_cmp(&weight(*b))
+        };
+        if let Some(best) = gone.iter().copied().max_by(by_weight) {
+            gone.remove(best);
+        }
     }
 }
 
@@ -187,17 +218,6 @@ fn cheapest(side: &Side, weight: f64, price: f64) -> (f64, u8) {
         }
     }
     best
-}
-
-/// Keeps the best row of a head that would have none, the newest of equals.
-fn spare(gone: &mut Vec<usize>, scores: &[f32]) {
-    let best = gone
-        .iter()
-        .enumerate()
-        .max_by(|(_, a), (_, b)| scores[**a].total_cmp(&scores[**b]));
-    if let Some(best) = best.map(|(at, _)| at) {
-        gone.remove(best);
-    }
 }
 
 impl Retention for Joint {
@@ -221,29 +241,21 @@ impl Retention for Joint {
     fn choose(&self, heads: &[Vec<LiveRows<'_>>], costs: &dyn Costs) -> Result<Choice, Shortage> {
         let n_seen = heads.iter().flatten().map(|h| h.n_seen).max();
         let budget_bytes = self.budget_bytes(n_seen.unwrap_or(0)).unwrap_or(u64::MAX);
-        let weigh = |live: &LiveRows<'_>| live.scores.iter().map(|&s| self.weight(s)).collect();
-        let weights: Vec<Vec<Vec<f64>>> = heads
+        let weighed: Vec<Vec<Head>> = heads
             .iter()
-            .map(|heads| heads.iter().map(weigh).collect())
-            .collect();
-        let side = |bytes: &[[f64; 2]], side: usize| -> Side {
-            std::array::from_fn(|level| {
-                let n_bits = [2, 4, 8][level];
-                let bytes = bytes.get(level).map_or(0.0, |b| b[side]);
-                (COST[side] * 4f64.powi(-n_bits), bytes)
-            })
-        };
-        let sides: Vec<Vec<[Side; 2]>> = (0..heads.len())
-            .map(|l| {
-                let of = |h| {
-                    let bytes = costs.row_bytes(l, h);
-                    [side(&bytes, 0), side(&bytes, 1)]
-                };
-                (0..heads[l].len()).map(of).collect()
+            .enumerate()
+            .map(|(l, heads)| {
+                let of_head = |(h, &live)| self.weighed(live, &costs.row_bytes(l, h));
+                heads.iter().enumerate().map(of_head).collect()
             })
             .collect();
         let at = |ln_price: f64| {
-            let choice = self.at_price(heads, (&weights, &sides), ln_price.exp());
+            let mut choice = Choice::default();
+            for heads in &weighed {
+                let (gone, levels) = heads.iter().map(|h| h.at_price(ln_price.exp())).unzip();
+                choice.gone.push(gone);
+                choice.levels.push(levels);
+            }
             (costs.bytes(heads, &choice), choice)
         };
         let (mut low, mut high) = LN_PRICE;

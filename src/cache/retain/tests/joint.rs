@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::{build, refusal};
-use crate::cache::stage::{Choice, Costs, LiveRows, Moment, Retention, Shortage, Value};
+use crate::cache::stage::{Choice, Costs, LiveRows, Moment, Shortage, Value};
 
 /// 4, 8 and 16 bytes for K, one more for V, nothing besides.
 struct Drawn;

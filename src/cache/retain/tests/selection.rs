@@ -375,7 +375,7 @@ fn share(
             let percent = (f * 100.0).round() as u32;
             f64::from((n * percent).div_ceil(100).max(1))
         }
-        Budget::Threshold(_) => unreachable!("not drawn"),
+        _ => unreachable!("not drawn"),
     };
     let rows = match rule.allocate {
         Allocate::Pyramid(beta) if n_layers > 1 => {
@@ -531,5 +531,5 @@ fn bytes_keep_what_fits() {
     assert_eq!((short.needed_bytes, short.budget_bytes), (34, 33));
     rule.budget = Budget::BytesPerToken(1e6);
     let whole = stage(&rule).choose(&[live.to_vec()], &TenEach).unwrap();
-    assert_eq!(whole.gone, [[vec![], vec![]]]);
+    assert!(whole.gone.iter().flatten().all(Vec::is_empty));
 }
