@@ -1,6 +1,7 @@
 //! Which rows `window` and `knorm` keep: by hand, against a plain restatement of the rule, and at the edges where such
 //! tools break (budgets rounded to nothing, fractions of what is left taken for fractions of what goes).
 
+mod bytes;
 mod gate;
 mod joint;
 mod scores;
