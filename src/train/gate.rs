@@ -255,7 +255,9 @@ impl Layer {
             Some((heads, ridge, r2))
         });
         let (heads, ridge, _) = tried.max_by(|a, b| a.2.total_cmp(&b.2))?;
-        let lines = heads.concat().into_iter().map(|w| w as f32).collect();
+        let heads = heads.iter().enumerate();
+        let lines = heads.flat_map(|(h, w)| fit.on_grid(columns, h, w));
+        let lines = lines.map(|w| w as f32).collect();
         Some((lines, ridge))
     }
 

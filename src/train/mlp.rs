@@ -41,6 +41,7 @@ pub struct Network {
     pub out: Vec<f32>,
 }
 
+#[cfg(feature = "burn")]
 impl Sample {
     fn n_rows(&self) -> usize {
         self.targets.len() / self.n_outputs.max(1)

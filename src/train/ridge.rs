@@ -8,6 +8,12 @@ use nalgebra::{DMatrix, DVector};
 use super::features::Columns;
 use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
 
+/// The largest code of 8 bits.
+const STEPS: f64 = 127.0;
+
+/// How often each weight is moved on the grid.
+const SWEEPS: usize = 4;
+
 /// Sums of products of one layer's columns.
 pub struct Sums {
     /// `[column][column]`.
@@ -75,6 +81,52 @@ impl Sums {
         Some(solved.iter().copied().collect())
     }
 
+    /// One head's weights moved to where 8 bits can hold the hidden ones (multiples of the largest / 127), each in turn to
+    /// the place that makes up best for what the others lost: rounding them alone ruins the few rows whose channels are
+    /// hundreds of times as large as others', which are the ones that matter most.
+    pub fn on_grid(&self, columns: Columns, h: usize, w: &[f64]) -> Vec<f64> {
+        let (of, n) = (columns.of_head(h), columns.width());
+        let hidden = &w[..columns.n_embd];
+        let largest =
+            (0..hidden.len()).max_by(|&a, &b| hidden[a].abs().total_cmp(&hidden[b].abs()));
+        let step = largest.map_or(0.0, |i| hidden[i].abs() / STEPS);
+        if step == 0.0 {
+            return w.to_vec();
+        }
+        let nearest = |x: f64| (x / step).round().clamp(-STEPS, STEPS) * step;
+        let mut moved: Vec<f64> = w.to_vec();
+        moved[..columns.n_embd]
+            .iter_mut()
+            .for_each(|x| *x = nearest(*x));
+        // The error's slope along each weight, halved.
+        let mut slope = vec![0.0; w.len()];
+        let shift = |slope: &mut [f64], i: usize, by: f64| {
+            let products = of.iter().map(|&c| self.at(of[i], c, n));
+            slope
+                .iter_mut()
+                .zip(products)
+                .for_each(|(s, p)| *s += by * p);
+        };
+        for i in 0..w.len() {
+            shift(&mut slope, i, moved[i] - w[i]);
+        }
+        for i in (0..SWEEPS).flat_map(|_| 0..w.len()) {
+            let curve = self.at(of[i], of[i], n);
+            if curve <= 0.0 || Some(i) == largest {
+                continue;
+            }
+            let best = moved[i] - slope[i] / curve;
+            let best = if i < columns.n_embd {
+                nearest(best)
+            } else {
+                best
+            };
+            shift(&mut slope, i, best - moved[i]);
+            moved[i] = best;
+        }
+        moved
+    }
+
     /// 1 − Σ(error²) / Σ(deviation²) of these weights.
     pub fn r2(&self, columns: Columns, h: usize, w: &[f64]) -> f64 {
         let (of, n, y) = (columns.of_head(h), columns.width(), columns.target(h));
@@ -120,6 +172,48 @@ mod tests {
         assert!(
             shrunk[0] < 0.5 && sums.r2(columns, 0, &shrunk) < 0.9,
             "{shrunk:?}"
+        );
+    }
+
+    /// A line over channels one of which is a thousand times as large in one row of fifty, and is nearly the double of
+    /// another: rounding loses that row, moving on the grid does not.
+    #[test]
+    fn weights_on_the_grid_make_up_for_each_other() {
+        let columns = Columns {
+            n_embd: 6,
+            n_kv_heads: 1,
+        };
+        let noise = |i: usize| ((i * 7919 + 13) % 1009) as f64 / 504.5 - 1.0;
+        let w: Vec<f64> = vec![1.0, -0.3, 0.001_7, 0.003_1, 0.2, -0.7, 0.1, 0.2, 0.3, -1.0];
+        let mut sums = Sums::new(columns);
+        let mut x: Vec<f32> = Vec::new();
+        for t in 0..1000 {
+            let size = if t % 50 == 0 { 1000.0 } else { 1.0 };
+            let mut row: Vec<f64> = (0..9).map(|c| noise(11 * t + c)).collect();
+            row[2] = size * (1.0 + 0.01 * row[2]);
+            row[3] += 2.0 * row[2];
+            row.push(1.0);
+            let y: f64 = row.iter().zip(&w).map(|(x, w)| x * w).sum();
+            x.extend(row.iter().chain([&y]).map(|&x| x as f32));
+        }
+        sums.add(&x, columns.width());
+        let step = 1.0 / 127.0;
+        let plain = |x: &f64| (x / step).round() * step;
+        let mut rounded = w.clone();
+        rounded[..6].iter_mut().for_each(|x| *x = plain(x));
+        let moved = sums.on_grid(columns, 0, &w);
+        assert!(
+            moved[..6].iter().all(|x| (plain(x) - x).abs() < 1e-12),
+            "{moved:?}"
+        );
+        assert_eq!(moved[0], 1.0);
+        let lost = |w: &[f64]| 1.0 - sums.r2(columns, 0, w);
+        assert!(lost(&rounded) > 0.01, "{}", lost(&rounded));
+        assert!(
+            lost(&moved) < 0.1 * lost(&rounded),
+            "{} {}",
+            lost(&moved),
+            lost(&rounded)
         );
     }
 }
