@@ -11,7 +11,7 @@ use super::formats::{Format, Mask};
 use super::places::{Places, ReadBuffers, Reader};
 use super::predict::{Carry, Walk};
 use super::scratch::Pool;
-use super::sequence::{HeadState, SequenceState};
+use super::sequence::{HeadState, Phase, SequenceState};
 use super::stage::{KeyForm, Side};
 use super::stages::Stages;
 use super::types::{LayerGeometry, Rows, Span};
@@ -131,14 +131,15 @@ impl Appender<'_> {
             self.each_head(span.n_tokens(), |head| Ok(self.split(head, first, rows)))?;
         let phase = state.phase;
         let layer = &mut state.layers[self.layer];
+        let n_own = span.n_tokens() - span.n_tried;
         for (h, (head, new)) in layer.heads.iter_mut().zip(&new).enumerate() {
-            self.decide((h, head), phase, first, (new, hidden));
+            self.decide_on((h, head), (phase, first), (new, hidden), n_own);
             for side in Side::BOTH {
-                self.push_uncoded(head, places, (first, side), new.side(side))?;
+                self.push_uncoded(head, places, (span, side), new.side(side))?;
             }
         }
         let fresh = Some((first, &new[..]));
-        self.code(state, places, span.positions.end, fresh, carry)
+        self.code(state, places, span.end(), fresh, carry)
     }
 
     /// Encodes the rows that are past the tail, or whose page is full, once the sequence has `len` positions.
@@ -170,11 +171,18 @@ impl Appender<'_> {
             let layer = &mut state.layers[self.layer];
             let reader = places.reader();
             let heads = &layer.heads;
-            let coded: Vec<Coded> = self.each_head((end - done) as usize, |h| {
+            let keeps = places.keeper.is_some();
+            let coded: Vec<(Coded, ExactRows)> = self.each_head((end - done) as usize, |h| {
                 let rows = self.rows((h, side), &heads[h], reader, (done..end, fresh))?;
-                Ok(self.encode((h, side), rows, predicted))
+                let exact = if keeps {
+                    rows.clone()
+                } else {
+                    ExactRows::default()
+                };
+                Ok((self.encode((h, side), rows, predicted), exact))
             })?;
-            for (h, (head, coded)) in layer.heads.iter_mut().zip(coded).enumerate() {
+            for (h, (head, (coded, exact))) in layer.heads.iter_mut().zip(coded).enumerate() {
+                self.keep((h, side), exact, places)?;
                 let format = self.stages.formats[self.layer].format(h, side, Class::Coded);
                 let mut at = 0;
                 for (range, rows, n) in coded.parts {
@@ -193,6 +201,25 @@ impl Appender<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Keeps exact copies of rows that were coded; sinks stay exact anyway.
+    fn keep(
+        &self,
+        (h, side): (usize, Side),
+        (positions, rows): ExactRows,
+        places: &mut Places<'_>,
+    ) -> Result<(), CacheError> {
+        let Some((keeper, seq)) = &mut places.keeper else {
+            return Ok(());
+        };
+        let n_sinks = positions.partition_point(|&p| p < self.rules[side as usize].sinks);
+        if n_sinks == positions.len() {
+            return Ok(());
+        }
+        let format = self.stages.formats[self.layer].format(h, side, Class::Exact);
+        let bytes = format.encode(&rows[n_sinks * self.geometry.head_dim..]);
+        keeper.keep(*seq, (self.layer, h, side), (&positions[n_sinks..], &bytes))
     }
 
     /// What `work` makes of each head; by several threads if there are rows enough.
@@ -240,6 +267,29 @@ impl Appender<'_> {
         Ok(())
     }
 
+    /// Lets retention decide on the first `n_own` rows; those that are tried out leave anyway.
+    fn decide_on(
+        &self,
+        head: (usize, &mut HeadState),
+        (phase, first): (Phase, u32),
+        (new, hidden): (&NewRows, &[f32]),
+        n_own: usize,
+    ) {
+        let d = self.geometry.head_dim;
+        let n = new.k.len() / d;
+        if n_own == n {
+            return self.decide(head, phase, first, (new, hidden));
+        }
+        if n_own > 0 {
+            let own = NewRows {
+                k: new.k[..n_own * d].to_vec(),
+                v: new.v[..n_own * d].to_vec(),
+            };
+            let hidden = &hidden[..hidden.len() / n * n_own];
+            self.decide(head, phase, first, (&own, hidden));
+        }
+    }
+
     /// Picks one head's rows, rotates keys that are stored rotated.
     fn split(&self, head: usize, first: u32, rows: (&[f32], &[f32])) -> NewRows {
         let (d, width) = (
@@ -270,26 +320,34 @@ impl Appender<'_> {
         &self,
         head: &mut HeadState,
         places: &mut Places<'_>,
-        (first, side): (u32, Side),
+        (span, side): (&Span, Side),
         rows: &[f32],
     ) -> Result<(), CacheError> {
         let rules = &self.rules[side as usize];
-        let d = self.geometry.head_dim;
-        let n = rows.len() / d;
-        let (class, n_kept) = if rules.frozen_from.is_some() {
-            (Class::Frozen, n)
-        } else if rules.tail > 0 || rules.page > 1 {
-            (Class::Exact, n)
-        } else {
-            let n_sinks = rules.sinks.saturating_sub(first) as usize;
-            (Class::Exact, n_sinks.min(n))
+        let class = match rules.frozen_from {
+            Some(_) => Class::Frozen,
+            None => Class::Exact,
         };
-        if n_kept == 0 {
+        let waits = class == Class::Frozen || rules.tail > 0 || rules.page > 1;
+        let stays = |&p: &u32| waits || p < rules.sinks || p >= span.end();
+        let positions: Vec<u32> = span.positions.clone().filter(stays).collect();
+        if positions.is_empty() {
             return Ok(());
         }
         let format = self.stages.formats[self.layer].format(0, side, class);
-        let positions: Vec<u32> = (first..).take(n_kept).collect();
-        let coded = by_range(format, &positions, &rows[..n_kept * d]);
+        let coded = if positions.len() == span.n_tokens() {
+            by_range(format, &positions, rows)
+        } else {
+            let rows = rows
+                .chunks_exact(self.geometry.head_dim)
+                .zip(span.positions.clone());
+            let rows: Vec<f32> = rows
+                .filter(|(_, p)| stays(p))
+                .flat_map(|(row, _)| row)
+                .copied()
+                .collect();
+            by_range(format, &positions, &rows)
+        };
         let mut at = 0;
         for (range, mask, n) in coded.parts {
             let bytes = &coded.bytes[at..at + n];

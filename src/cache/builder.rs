@@ -14,6 +14,7 @@ use super::formats::{Format, Mask};
 use super::paged::Paged;
 use super::predict::{Fit, Predictor};
 use super::project::aqua;
+use super::sparse;
 use super::stage::{
     BuildContext, Calibration, Codec, HeadContext, KeyForm, Kind, Params, Side, Stage, StageDef,
     StageError, find,
@@ -101,14 +102,21 @@ impl Builder<'_> {
 
     /// Refuses a strategy whose predictions can't be made.
     pub fn check(&self) -> Result<(), StageError> {
-        let problem = aqua::refusal(self.strategy, self.materials.geometry);
-        problem.map_or(Ok(()), |problem| {
-            Err(StageError::Parameter {
-                kind: Kind::Project,
-                name: aqua::DEF.name.to_owned(),
-                problem,
-            })
-        })
+        let refused = |kind, name: &str, problem| StageError::Parameter {
+            kind,
+            name: name.to_owned(),
+            problem,
+        };
+        if let Some(problem) = aqua::refusal(self.strategy, self.materials.geometry) {
+            return Err(refused(Kind::Project, aqua::DEF.name, problem));
+        }
+        if let Some(spec) = &self.strategy.place
+            && let Stage::Read(_) = self.stage(Kind::Place, spec, Side::K)?
+            && let Some(problem) = sparse::refusal(self.strategy)
+        {
+            return Err(refused(Kind::Place, &spec.name, problem));
+        }
+        Ok(())
     }
 
     /// Starts a fit, if the strategy predicts.

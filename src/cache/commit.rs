@@ -65,6 +65,43 @@ pub fn commit_layer(
     Ok(())
 }
 
+/// Rows of tokens that were tried out leave.
+pub fn drop_tried(
+    stages: &Stages,
+    state: &mut SequenceState,
+    places: &mut Places<'_>,
+) -> Result<(), CacheError> {
+    let len = state.len;
+    for (layer, formats) in state.layers.iter_mut().zip(&stages.formats) {
+        for (h, head) in layer.heads.iter_mut().enumerate() {
+            for side in Side::BOTH {
+                for class in [Class::Exact, Class::Frozen] {
+                    let ladder = formats.ladder(h, side, class);
+                    head.table(side, class)
+                        .remove(places, ladder, |p| p >= len)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The shortest length that a sequence can go back to.
+pub fn earliest(stages: &Stages, state: &SequenceState) -> u32 {
+    let mut earliest = state.earliest.max(state.frozen_from.unwrap_or(0));
+    for (layer, formats) in state.layers.iter().zip(&stages.formats) {
+        for side in Side::BOTH {
+            let (end, tail) = (layer.coded_end[side as usize], stages.tail[side as usize]);
+            let format = formats.format(0, side, Class::Coded);
+            // A coded row younger than the tail, or of a page that is no longer full, would have to be exact again.
+            if (tail > 0 || format.codec.page_rows() > 1) && end > stages.sinks {
+                earliest = earliest.max(end + tail);
+            }
+        }
+    }
+    earliest
+}
+
 /// Goes back to `len` positions, or says how far back is possible.
 pub fn truncate(
     stages: &Stages,
@@ -78,17 +115,7 @@ pub fn truncate(
     if len >= state.len {
         return Ok(());
     }
-    let mut earliest = state.earliest.max(state.frozen_from.unwrap_or(0));
-    for (layer, formats) in state.layers.iter().zip(&stages.formats) {
-        for side in Side::BOTH {
-            let (end, tail) = (layer.coded_end[side as usize], stages.tail[side as usize]);
-            let format = formats.format(0, side, Class::Coded);
-            // A coded row younger than the tail, or of a page that is no longer full, would have to be exact again.
-            if (tail > 0 || format.codec.page_rows() > 1) && end > stages.sinks {
-                earliest = earliest.max(end + tail);
-            }
-        }
-    }
+    let earliest = earliest(stages, state);
     if len < earliest {
         return Err(CacheError::Irreversible {
             seq: seq.0,

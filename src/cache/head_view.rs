@@ -7,9 +7,11 @@ use super::formats::Format;
 use super::places::{Page, ReadBuffers, Reader};
 use super::scratch::room;
 use super::sequence::HeadState;
+use super::sparse::HeadReading;
 use super::stage::{KeyForm, Side};
 use super::stages::{LayerFormats, Stages};
 use super::stored::Turning;
+use super::table::RowTable;
 use super::types::LayerGeometry;
 use super::visibility::{Class, Rules};
 use super::{CacheError, RANGE};
@@ -35,6 +37,8 @@ pub struct HeadView<'a> {
     pub reader: Reader<'a>,
     /// The layer's coded rows, where they are predictions and residuals: K and V, `[position][kv_head · head_dim]`.
     pub restored: Option<[&'a [f32]; 2]>,
+    /// What is read of all this.
+    pub reading: HeadReading<'a>,
 }
 
 impl<'a> HeadView<'a> {
@@ -44,6 +48,15 @@ impl<'a> HeadView<'a> {
         match self.stages.sums_coded_values() {
             true => self.stages.project_v.output_dim(d),
             false => d,
+        }
+    }
+
+    /// The table of one side and class.
+    pub(super) fn table(&self, side: Side, class: Class) -> Option<&'a RowTable> {
+        match (class, self.reading) {
+            (Class::Fetched, HeadReading::Fetched(tables)) => Some(&tables[side as usize]),
+            (Class::Fetched, _) => None,
+            _ => Some(&self.state.tables[side as usize][class as usize]),
         }
     }
 

@@ -56,16 +56,10 @@ impl StagedCache {
             if let Some(carry) = &mut carry {
                 carry.reach(layer + 1, walk)?;
             }
+            let rules = self.stages.rules(state, (layer, geometry.window));
             let view = |head: usize| HeadView {
-                state: &state.layers[layer].heads[head],
-                formats: &self.stages.formats[layer],
-                rules: self.stages.rules(state, (layer, geometry.window)),
-                layer,
-                head,
-                geometry,
-                stages: &self.stages,
-                reader: self.reader(),
                 restored: carry.as_ref().map(|c| Side::BOTH.map(|s| c.rows(s))),
+                ..self.head_view((layer, head), state, rules)
             };
             let heads = (0..geometry.n_kv_heads)
                 .map(|head| view(head).rows_at(state.len))
@@ -101,7 +95,9 @@ impl HeadView<'_> {
                 // What is not coded yet stays exact, whatever the next step will do.
                 let seen = match class {
                     Class::Coded => rules.seen(Class::Coded, position, page.range),
-                    Class::Exact | Class::Frozen => rules.seen(Class::Frozen, position, page.range),
+                    Class::Exact | Class::Frozen | Class::Fetched => {
+                        rules.seen(Class::Frozen, position, page.range)
+                    }
                 };
                 let decoded = self.live_rows(side, class, page)?;
                 let d = self.geometry.head_dim;

@@ -27,12 +27,17 @@ pub fn report(cache: &StagedCache, scratch_bytes: u64) -> MemoryReport {
     for state in cache.sequences.values() {
         sum.sequence(state);
     }
+    sum.fetched();
     let mut report = sum.report;
     report.page_table_bytes +=
         cache.store.bookkeeping_bytes() + cache.tier.as_ref().map_or(0, |t| t.bookkeeping_bytes());
     report.table_bytes = cache.stages.table_bytes();
     report.projection_bytes = cache.stages.projection_bytes();
     report.backing_bytes = cache.tier.as_ref().map_or(0, |t| t.bytes());
+    if let Some(sparse) = &cache.sparse {
+        report.index_bytes += sparse.index_bytes();
+        report.backing_bytes += sparse.backing_bytes();
+    }
     report.scratch_bytes = scratch_bytes;
     report
 }
@@ -79,6 +84,19 @@ impl Sum<'_> {
                             self.page(class, page, format);
                         }
                     }
+                }
+            }
+        }
+    }
+
+    /// Exact copies that came back.
+    fn fetched(&mut self) {
+        let states = self.cache.sparse.iter().flat_map(|s| s.states());
+        for (layer, head, tables) in states.flat_map(|state| state.tables()) {
+            for (side, table) in Side::BOTH.into_iter().zip(tables) {
+                let format = self.cache.stages.formats[layer].format(head, side, Class::Fetched);
+                for page in table.pages() {
+                    self.page(Class::Fetched, page, format);
                 }
             }
         }

@@ -40,6 +40,8 @@ pub mod rotation;
 mod runs;
 mod scratch;
 mod sequence;
+mod spans;
+pub mod sparse;
 pub mod stage;
 pub mod stages;
 mod stored;
@@ -57,6 +59,7 @@ pub use retention::{ContextNeeds, Repetition, SeenLayer};
 pub use stages::{Built, Materials};
 pub use types::{
     Admission, Batch, Continuation, Geometry, LayerGeometry, MemoryReport, Rows, SeqId, Span,
+    Traffic, Trial,
 };
 
 /// Positions per range of softmax partials, and per page.
@@ -226,6 +229,15 @@ pub trait KvCache: Send {
     fn truncate(&mut self, seq: SeqId, len: u32) -> Result<(), CacheError>;
     /// Frees a sequence.
     fn release(&mut self, seq: SeqId) -> Result<(), CacheError>;
+    /// What the cache wants tried out beside a sequence's next token, so as to know ahead what the one after it asks for.
+    fn trial(&self, seq: SeqId) -> Trial {
+        let _ = seq;
+        Trial::Nothing
+    }
+    /// What the model expects after the token that was tried out.
+    fn expect(&mut self, seq: SeqId, token: u32) {
+        let _ = (seq, token);
+    }
     /// Positions seen by a sequence.
     fn len(&self, seq: SeqId) -> Result<u32, CacheError>;
     /// Bytes by part over all sequences.

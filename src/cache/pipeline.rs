@@ -6,30 +6,24 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-use rayon::prelude::*;
+use std::time::Duration;
 
 use super::append::{Appender, check_span};
-use super::attention::Tile;
-use super::commit::{commit_layer, truncate};
+use super::commit::{self, commit_layer, drop_tried, truncate};
 use super::head_view::HeadView;
 use super::pages::{HostStore, PageStore, Tier};
 use super::places::{Places, Reader};
 use super::point::{self, Point};
-use super::predict::{Carries, Carry, Walk};
+use super::predict::{Carries, Carry};
 use super::retention::SeenLayer;
 use super::scratch::Pool;
 use super::sequence::{HeadState, Phase, SequenceState};
-use super::stage::Side;
+use super::sparse::{HeadReading, Sparse, Timer};
 use super::stages::{Materials, Stages};
 use super::strategy::Strategy;
-use super::token::{self, Token};
-use super::types::{Admission, Batch, Continuation, Geometry, MemoryReport, Rows, SeqId, Span};
-use super::visibility::FOREVER;
+use super::types::{Admission, Batch, Continuation, Geometry, MemoryReport, Rows, SeqId, Trial};
+use super::visibility::{FOREVER, Rules};
 use super::{CacheError, KvCache, Needs};
-
-/// Query tokens per attention task.
-const TILE: usize = 128;
 
 /// The cache of one strategy for one model.
 pub struct StagedCache {
@@ -38,10 +32,15 @@ pub struct StagedCache {
     pub(super) store: Box<dyn PageStore>,
     pub(super) tier: Option<Tier>,
     pub(super) sequences: BTreeMap<SeqId, SequenceState>,
+    /// What chooses what is read, if the strategy does.
+    pub(super) sparse: Option<Box<Sparse>>,
     carries: Carries,
-    pool: Arc<Pool>,
+    pub(super) pool: Arc<Pool>,
     /// Partial results of one token's attention.
-    partials: Vec<f32>,
+    pub(super) partials: Vec<f32>,
+    /// What times attention, if anything does.
+    pub(super) timer: Option<Timer>,
+    pub(super) attended: Duration,
 }
 
 impl StagedCache {
@@ -70,7 +69,9 @@ impl StagedCache {
             Some(place) => Some(Tier::new(place.open()?)),
             None => None,
         };
+        let sparse = stages.reading.as_ref().map(Sparse::open).transpose()?;
         Ok(Self {
+            sparse: sparse.map(Box::new),
             geometry: geometry.clone(),
             stages,
             store,
@@ -79,6 +80,8 @@ impl StagedCache {
             carries: Carries::default(),
             pool: Arc::default(),
             partials: Vec::new(),
+            timer: None,
+            attended: Duration::ZERO,
         })
     }
 
@@ -103,76 +106,45 @@ impl StagedCache {
             .sequences
             .get_mut(&seq)
             .ok_or(CacheError::UnknownSequence(seq.0))?;
+        let keeper = self.sparse.as_deref_mut().filter(|s| s.keeps());
         let mut places = Places {
             store: self.store.as_mut(),
             tier: &mut self.tier,
             packer: self.stages.pack.as_deref(),
+            keeper: keeper.map(|keeper| (keeper, seq)),
         };
         work(&self.stages, &self.geometry, state, &mut places)
     }
 
-    fn attend_span(
-        &self,
-        layer: usize,
-        span: &Span,
-        (q, out): (&[f32], &mut [f32]),
-        carry: Option<&Carry>,
-        partials: &mut Vec<f32>,
-    ) -> Result<(), CacheError> {
-        let g = &self.geometry.layers[layer];
-        let state = self.sequence(span.seq)?;
-        let (group, d, row) = (g.group(), g.head_dim, g.n_heads * g.head_dim);
-        let rules = self.stages.rules(state, (layer, g.window));
-        let view = |head: usize| HeadView {
+    /// Access to the pages.
+    pub(super) fn places(&mut self) -> Places<'_> {
+        Places {
+            store: self.store.as_mut(),
+            tier: &mut self.tier,
+            packer: self.stages.pack.as_deref(),
+            keeper: None,
+        }
+    }
+
+    /// One KV head, all of it read as it is stored.
+    pub(super) fn head_view<'a>(
+        &'a self,
+        (layer, head): (usize, usize),
+        state: &'a SequenceState,
+        rules: [Rules; 2],
+    ) -> HeadView<'a> {
+        HeadView {
             state: &state.layers[layer].heads[head],
             formats: &self.stages.formats[layer],
             rules,
             layer,
             head,
-            geometry: g,
+            geometry: &self.geometry.layers[layer],
             stages: &self.stages,
             reader: self.reader(),
-            restored: carry.map(|c| Side::BOTH.map(|side| c.rows(side))),
-        };
-        if span.n_tokens() == 1 {
-            let views: Vec<HeadView<'_>> = (0..g.n_kv_heads).map(view).collect();
-            let position = span.positions.start;
-            return token::attend(&views, Token { position, q, out }, &self.pool, partials);
+            restored: None,
+            reading: HeadReading::All,
         }
-        let tiles: Vec<(usize, usize)> = (0..g.n_kv_heads)
-            .flat_map(|h| (0..span.n_tokens()).step_by(TILE).map(move |t| (h, t)))
-            .collect();
-        let outputs: Vec<Result<Vec<f32>, CacheError>> = tiles
-            .par_iter()
-            .map(|&(head, t0)| {
-                let n = TILE.min(span.n_tokens() - t0);
-                let at = |t: usize| (t0 + t) * row + head * group * d;
-                let mut tile_q = Vec::with_capacity(n * group * d);
-                for t in 0..n {
-                    tile_q.extend_from_slice(&q[at(t)..at(t) + group * d]);
-                }
-                let mut tile_out = vec![0.0; tile_q.len()];
-                let mut scratch = self.pool.take();
-                let first = span.positions.start + t0 as u32;
-                let done = scratch.attend(
-                    view(head),
-                    Tile {
-                        first,
-                        q: &tile_q,
-                        out: &mut tile_out,
-                    },
-                );
-                self.pool.give(scratch);
-                done.map(|()| tile_out)
-            })
-            .collect();
-        for (&(head, t0), tile_out) in tiles.iter().zip(outputs) {
-            for (t, values) in tile_out?.chunks_exact(group * d).enumerate() {
-                let at = (t0 + t) * row + head * group * d;
-                out[at..at + group * d].copy_from_slice(values);
-            }
-        }
-        Ok(())
     }
 
     pub(super) fn reader(&self) -> Reader<'_> {
@@ -184,15 +156,21 @@ impl StagedCache {
     }
 
     /// The reconstruction that a sequence's step carries, if the strategy predicts.
-    fn take_carry(&mut self, seq: SeqId) -> Option<Carry> {
+    pub(super) fn take_carry(&mut self, seq: SeqId) -> Option<Carry> {
         let predicts = self.stages.predictor.is_some();
         predicts.then(|| self.carries.take(seq))
     }
 
-    fn give_carry(&mut self, seq: SeqId, carry: Option<Carry>) {
+    pub(super) fn give_carry(&mut self, seq: SeqId, carry: Option<Carry>) {
         if let Some(carry) = carry {
             self.carries.put(seq, carry);
         }
+    }
+
+    /// Whether a sequence's tokens choose what they read: while it decodes.
+    pub(super) fn chooses(&self, seq: SeqId) -> bool {
+        let state = self.sequences.get(&seq);
+        self.sparse.is_some() && state.is_some_and(|s| s.phase == Phase::Decoding)
     }
 
     fn shape(what: &'static str, got: usize, expected: usize) -> Result<(), CacheError> {
@@ -215,7 +193,10 @@ impl KvCache for StagedCache {
 
     fn step_limit(&self, seq: SeqId, asked: usize) -> usize {
         let asked = self.needs().max_chunk.unwrap_or(asked).min(asked).max(1);
-        self.budget_limit(seq, asked)
+        match &self.sparse {
+            Some(sparse) if self.chooses(seq) => sparse.step_limit(asked),
+            _ => self.budget_limit(seq, asked),
+        }
     }
 
     fn admit(&mut self, seq: SeqId, admission: Admission) -> Result<(), CacheError> {
@@ -233,6 +214,9 @@ impl KvCache for StagedCache {
             state.pages_from = FOREVER;
         }
         self.sequences.insert(seq, state);
+        if let Some(sparse) = &mut self.sparse {
+            sparse.admit(seq, &self.geometry);
+        }
         Ok(())
     }
 
@@ -272,6 +256,9 @@ impl KvCache for StagedCache {
                 Ok(())
             })?;
             self.give_carry(span.seq, carry);
+            if let Some(sparse) = &mut self.sparse {
+                sparse.take_in((layer, &self.geometry.layers[layer]), span, own.k);
+            }
         }
         Ok(())
     }
@@ -287,25 +274,12 @@ impl KvCache for StagedCache {
         let width = g.n_heads * g.head_dim;
         Self::shape("queries", q.len(), batch.n_rows() * width)?;
         Self::shape("attention output", out.len(), batch.n_rows() * width)?;
+        let start = self.now();
         for span in batch.spans() {
             let at = span.first_row * width..(span.first_row + span.n_tokens()) * width;
-            let mut carry = self.take_carry(span.seq);
-            if let Some(carry) = &mut carry {
-                let walk = Walk {
-                    stages: &self.stages,
-                    state: self.sequence(span.seq)?,
-                    reader: self.reader(),
-                    pool: &self.pool,
-                };
-                carry.reach(layer + 1, walk)?;
-            }
-            let rows = (&q[at.clone()], &mut out[at]);
-            let mut partials = std::mem::take(&mut self.partials);
-            let done = self.attend_span(layer, span, rows, carry.as_ref(), &mut partials);
-            self.partials = partials;
-            done?;
-            self.give_carry(span.seq, carry);
+            self.attend_span((layer, span), &q[at.clone()], &mut out[at])?;
         }
+        self.attended += self.now().saturating_sub(start);
         Ok(())
     }
 
@@ -319,7 +293,10 @@ impl KvCache for StagedCache {
                 .map(|l| l.window)
                 .collect::<Vec<_>>();
             self.with_sequence(span.seq, |stages, _, state, places| {
-                state.len = span.positions.end;
+                state.len = span.end();
+                if span.n_tried > 0 {
+                    drop_tried(stages, state, places)?;
+                }
                 for (layer, window) in window.iter().enumerate() {
                     commit_layer(stages, state, places, (layer, *window))?;
                 }
@@ -356,14 +333,37 @@ impl KvCache for StagedCache {
         }
         let copy = self.with_sequence(from, |_, _, state, places| Ok(state.fork(places)))?;
         self.sequences.insert(to, copy);
+        if let Some(mut sparse) = self.sparse.take() {
+            let layers = 0..self.geometry.layers.len();
+            let records: Vec<usize> = layers.map(|l| self.record_bytes(l)).collect();
+            let done = sparse.fork((from, to), &mut self.places(), &records);
+            self.sparse = Some(sparse);
+            done?;
+        }
         Ok(())
     }
 
     fn truncate(&mut self, seq: SeqId, len: u32) -> Result<(), CacheError> {
         self.carries.end(seq);
+        let old = self.len(seq)?;
+        if let (Some(sparse), true) = (&self.sparse, len < old) {
+            let earliest = commit::earliest(&self.stages, self.sequence(seq)?);
+            let reachable = sparse.reachable(seq, (old, len.max(earliest)));
+            if reachable != len {
+                return Err(CacheError::Irreversible {
+                    seq: seq.0,
+                    asked: len,
+                    earliest: reachable,
+                });
+            }
+        }
         self.with_sequence(seq, |stages, _, state, places| {
             truncate(stages, state, places, (seq, len))
-        })
+        })?;
+        if let Some(sparse) = &mut self.sparse {
+            sparse.truncate(seq, len.min(old), &self.geometry);
+        }
+        Ok(())
     }
 
     fn release(&mut self, seq: SeqId) -> Result<(), CacheError> {
@@ -377,7 +377,29 @@ impl KvCache for StagedCache {
             Ok(())
         })?;
         self.sequences.remove(&seq);
+        if let Some(mut sparse) = self.sparse.take() {
+            sparse.release(seq, &mut self.places());
+            self.sparse = Some(sparse);
+        }
         Ok(())
+    }
+
+    fn trial(&self, seq: SeqId) -> Trial {
+        let Some((sparse, state)) = self.sparse.as_ref().zip(self.sequences.get(&seq)) else {
+            return Trial::Nothing;
+        };
+        let n_positions = self
+            .geometry
+            .layers
+            .first()
+            .map_or(0, |l| l.rope.n_positions());
+        sparse.trial(seq, state, n_positions)
+    }
+
+    fn expect(&mut self, seq: SeqId, token: u32) {
+        if let Some(sparse) = &mut self.sparse {
+            sparse.expect(seq, token);
+        }
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
@@ -386,7 +408,9 @@ impl KvCache for StagedCache {
 
     fn memory(&self) -> MemoryReport {
         let scratch_bytes = self.pool.bytes_of_one() + self.carries.bytes();
-        let scratch_bytes = scratch_bytes + (self.partials.capacity() * size_of::<f32>()) as u64;
+        let peak_bytes = self.sparse.as_ref().map_or(0, |s| s.peak_bytes());
+        let scratch_bytes =
+            scratch_bytes + peak_bytes + (self.partials.capacity() * size_of::<f32>()) as u64;
         super::memory::report(self, scratch_bytes)
     }
 }

@@ -6,7 +6,9 @@
 use super::formats::{Format, Ladder, Mask};
 use super::pages::{PageId, PageStore, Tier};
 use super::scratch::room;
+use super::sparse::Sparse;
 use super::stage::{Codec, Packer, Slot};
+use super::types::SeqId;
 use super::{CacheError, RANGE};
 
 /// Where a page's bytes are. Lengths are in bytes.
@@ -129,6 +131,8 @@ pub struct Places<'a> {
     pub tier: &'a mut Option<Tier>,
     /// The packer, if the strategy has one.
     pub packer: Option<&'a dyn Packer>,
+    /// What keeps exact copies of a sequence's coded rows, if anything does.
+    pub keeper: Option<(&'a mut Sparse, SeqId)>,
 }
 
 /// Read access to the same.

@@ -17,6 +17,7 @@ pub use super::retention::{
     Choice, ContextLayer, ContextNeeds, Costs, LiveRows, Moment, NewRow, Repetition, Retention,
     SeenLayer, Shortage,
 };
+use super::sparse::Reading;
 pub use super::stored::{Stored, Work};
 use crate::compute::cpu::gemm::{Mat, MatMut};
 pub use crate::compute::cpu::rows::Kernel;
@@ -232,6 +233,8 @@ pub enum Stage {
     Pack(Arc<dyn Packer>),
     /// Where pages live.
     Place(Arc<dyn Placement>),
+    /// What decoded tokens read; it stands under `place`.
+    Read(Reading),
 }
 
 /// A registered stage: its definition, documentation and constructor in one place.

@@ -12,6 +12,7 @@ use super::formats::{Format, Ladder};
 use super::predict::{Predictor, Shelf};
 use super::project::aqua;
 use super::sequence::SequenceState;
+use super::sparse::Reading;
 use super::stage::{
     Calibration, Codec, KeyForm, Kind, Packer, Placement, Retention, Side, Stage, StageError,
 };
@@ -35,7 +36,7 @@ impl LayerFormats {
     pub fn ladder(&self, head: usize, side: Side, class: Class) -> &Ladder {
         match class {
             Class::Coded => &self.coded[head][side as usize],
-            Class::Exact => &self.exact,
+            Class::Exact | Class::Fetched => &self.exact,
             Class::Frozen => &self.frozen,
         }
     }
@@ -78,6 +79,8 @@ pub struct Stages {
     pub pack: Option<Arc<dyn Packer>>,
     /// Tier of sealed pages.
     pub place: Option<Arc<dyn Placement>>,
+    /// What decoded tokens read, if not all.
+    pub reading: Option<Reading>,
     /// Form of stored keys.
     pub keys: KeyForm,
     /// Newest rows that stay exact, by side.
@@ -203,12 +206,13 @@ impl Stages {
             },
             None => None,
         };
-        let place = match &strategy.place {
+        let (place, reading) = match &strategy.place {
             Some(spec) => match b.stage(Kind::Place, spec, Side::K)? {
-                Stage::Place(p) => Some(p),
+                Stage::Place(p) => (Some(p), None),
+                Stage::Read(reading) => (None, Some(reading)),
                 _ => return Err(wrong_kind(Kind::Place, spec)),
             },
-            None => None,
+            None => (None, None),
         };
         Ok(Self {
             retain,
@@ -216,6 +220,7 @@ impl Stages {
             project_v,
             pack,
             place,
+            reading,
             keys: strategy.keys,
             tail: Side::BOTH
                 .map(|side| u32::try_from(strategy.tail.side(side)).unwrap_or(u32::MAX)),

@@ -85,6 +85,33 @@ impl RowTable {
         Ok(())
     }
 
+    /// Appends a range's rows, none of which is there, in a page with room for no others.
+    pub fn push_whole(
+        &mut self,
+        places: &mut Places<'_>,
+        (range, rows): (u32, Mask),
+        bytes: &[u8],
+    ) {
+        let id = places.store.alloc(bytes.len());
+        places.store.write(id, 0, bytes);
+        let mut page = Page {
+            range,
+            sealed: false,
+            level: 0,
+            live: [0; 2],
+            holes: None,
+            bytes: PageBytes::Raw(id),
+        };
+        page.set(rows, rows);
+        self.reserve();
+        self.pages.push(page);
+    }
+
+    /// Live positions, ascending.
+    pub fn positions(&self) -> impl Iterator<Item = u32> {
+        self.pages.iter().flat_map(Page::positions)
+    }
+
     /// Grows the page table by little, since it is charged.
     fn reserve(&mut self) {
         if self.pages.len() == self.pages.capacity() {

@@ -134,9 +134,9 @@ fn tasks(wave: Range<usize>, n_heads: usize, size: usize, partials: &mut [f32]) 
 
 /// Which range is asked for by a query at which position.
 #[derive(Clone, Copy)]
-struct Place {
-    position: u32,
-    range: usize,
+pub(super) struct Place {
+    pub position: u32,
+    pub range: usize,
 }
 
 /// Sizes of a range's partial results.
@@ -188,16 +188,16 @@ impl Shape {
 
 /// The rows of one class in one range.
 #[derive(Clone, Copy)]
-struct Seen<'a> {
+pub(super) struct Seen<'a> {
     page: &'a Page,
     format: &'a Format,
     /// Rows that the token sees.
-    visible: Mask,
+    pub visible: Mask,
 }
 
 impl<'a> HeadView<'a> {
     /// The first range that a token at `position` sees.
-    fn first_range(&self, position: u32) -> u32 {
+    pub(super) fn first_range(&self, position: u32) -> u32 {
         let first = self.rules[0]
             .window
             .map_or(0, |w| (position + 1).saturating_sub(w));
@@ -205,14 +205,18 @@ impl<'a> HeadView<'a> {
     }
 
     /// What a token sees of one class.
-    fn seen(&self, side: Side, class: Class, place: Place) -> Option<Seen<'a>> {
+    pub(super) fn seen(&self, side: Side, class: Class, place: Place) -> Option<Seen<'a>> {
         let range = place.range as u32;
         let mut visible = self.rules[side as usize].seen(class, place.position, range);
         if visible == 0 {
             return None;
         }
-        let page = self.state.tables[side as usize][class as usize].page(range)?;
-        visible &= page.live();
+        let page = self.table(side, class)?.page(range)?;
+        visible &= page.live() & self.reading.mask(side, class, range);
+        if class == Class::Fetched {
+            // What left since it was asked for is not read.
+            visible &= self.table(side, Class::Coded)?.page(range)?.live();
+        }
         let first = range * RANGE as u32;
         if !self.state.dying.is_empty() {
             for (&p, &dies) in self.state.dying.range(first..first + RANGE as u32) {
@@ -231,7 +235,7 @@ impl<'a> HeadView<'a> {
 
     /// The bytes of a page, as far as they can be had without work.
     fn ahead(&self, side: Side, class: Class, range: u32) -> &'a [u8] {
-        let Some(page) = self.state.tables[side as usize][class as usize].page(range) else {
+        let Some(page) = self.table(side, class).and_then(|t| t.page(range)) else {
             return &[];
         };
         let bytes = self.reader.view(page);
@@ -273,7 +277,7 @@ impl Scratch {
         partial: Partial<'_>,
     ) -> Result<(), CacheError> {
         let n_queries = partial.m.len();
-        let keys = Class::ALL.map(|class| view.seen(Side::K, class, place));
+        let keys = Class::READ.map(|class| view.seen(Side::K, class, place));
         let all = keys.iter().flatten().fold(0, |m, s| m | s.visible);
         partial.used.fill(0.0);
         if all == 0 {
@@ -281,7 +285,7 @@ impl Scratch {
         }
         room(&mut self.weights, n_queries * RANGE);
         self.weights.resize(n_queries * RANGE, 0.0);
-        for (class, seen) in Class::ALL.into_iter().zip(keys) {
+        for (class, seen) in Class::READ.into_iter().zip(keys) {
             if let Some(seen) = seen {
                 self.score(view, class, seen, q, all)?;
             }
@@ -292,7 +296,7 @@ impl Scratch {
             partial.l[i] = exp_sum(&mut row[..n], partial.m[i]);
         }
         let Partial { used, sums, .. } = partial;
-        for class in Class::ALL {
+        for class in Class::READ {
             let Some(seen) = view.seen(Side::V, class, place) else {
                 continue;
             };
@@ -307,7 +311,7 @@ impl Scratch {
     }
 
     /// Scores what is seen of one class's keys, into `weights` by rank among `all` rows that are seen.
-    fn score(
+    pub(super) fn score(
         &mut self,
         view: HeadView<'_>,
         class: Class,
@@ -326,6 +330,10 @@ impl Scratch {
         let scored = if decodes { page.live() } else { page.stored() };
         // Where every row that is scored is seen and no other class has any, scores stand where they are wanted.
         let in_place = scored == visible && visible == all;
+        let few = 2 * visible.count_ones() <= scored.count_ones();
+        if few && !decodes && !view.turns_keys() && format.codec.page_rows() == 1 {
+            return self.score_few(view, seen, q, all);
+        }
         if !in_place {
             let n = self.weights.len();
             room(&mut self.scores, n);
@@ -363,6 +371,33 @@ impl Scratch {
                     to[run.to..][..run.n].copy_from_slice(&from[run.from..][..run.n]);
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// The same for few rows of a row-wise page: only these are read.
+    fn score_few(
+        &mut self,
+        view: HeadView<'_>,
+        seen: Seen<'_>,
+        q: &[f32],
+        all: Mask,
+    ) -> Result<(), CacheError> {
+        let Seen { page, format, .. } = seen;
+        let bytes = view.reader.bytes(page, format, &mut self.buffers)?;
+        let n_bytes = format.bytes(1);
+        for run in Runs::new(page.stored(), seen.visible, all) {
+            let rows = StoredRange {
+                stored: Mask::MAX >> (RANGE - run.n),
+                bytes: &bytes[run.from * n_bytes..(run.from + run.n) * n_bytes],
+                ahead: &[],
+                turning: None,
+            };
+            let out = MatMut {
+                data: &mut self.weights[run.to..],
+                stride: RANGE,
+            };
+            format.scores(rows, q, &mut self.work, out);
         }
         Ok(())
     }
@@ -436,7 +471,7 @@ impl Scratch {
 
 /// A tile of one token, as its queries are prepared.
 impl Scratch {
-    fn start(&mut self, view: HeadView<'_>, position: u32, q: &[f32]) {
+    pub(super) fn start(&mut self, view: HeadView<'_>, position: u32, q: &[f32]) {
         let tile = Tile {
             first: position,
             q,

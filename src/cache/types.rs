@@ -23,12 +23,19 @@ pub struct Span {
     pub positions: Range<u32>,
     /// Row of the span's first token in the batch's buffers.
     pub first_row: usize,
+    /// Tokens at its end that are tried out: they attend like any other, and are gone when the step ends.
+    pub n_tried: usize,
 }
 
 impl Span {
     /// Number of tokens.
     pub fn n_tokens(&self) -> usize {
         self.positions.len()
+    }
+
+    /// The sequence's length after the step.
+    pub fn end(&self) -> u32 {
+        self.positions.end - self.n_tried as u32
     }
 }
 
@@ -54,11 +61,17 @@ impl Batch {
 
     /// Adds a span after the rows that are there.
     pub fn push(&mut self, seq: SeqId, positions: Range<u32>) {
+        self.push_with(seq, positions, 0);
+    }
+
+    /// Adds a span whose last `n_tried` tokens are tried out.
+    pub fn push_with(&mut self, seq: SeqId, positions: Range<u32>, n_tried: usize) {
         let n = positions.len();
         self.spans.push(Span {
             seq,
             positions,
             first_row: self.n_rows,
+            n_tried,
         });
         self.n_rows += n;
     }
@@ -146,6 +159,41 @@ pub enum Continuation {
     Strategy,
     /// They stay f32 and are never evicted; nothing ages any more.
     Exact,
+}
+
+/// What a cache wants tried out beside a sequence's next token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trial {
+    /// Nothing.
+    Nothing,
+    /// That next token itself, alone and before its own step: nothing was tried out yet.
+    Next,
+    /// This token, after the next one.
+    Token(u32),
+}
+
+/// What decoded tokens read and what was moved for them, summed over steps, layers and KV heads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Traffic {
+    /// Decoded tokens.
+    pub n_steps: u64,
+    /// Bytes that attention reads: rows, their scales, and what rows are chosen by.
+    pub read_bytes: u64,
+    /// Bytes of all rows that could be read.
+    pub readable_bytes: u64,
+    /// Bytes that came out of a tier, those read along with them included.
+    pub moved_bytes: u64,
+    /// Reads of the tier.
+    pub n_reads: u64,
+    /// Of these, reads through the system's page cache, where the file system allows no others.
+    pub n_cached_reads: u64,
+    /// Rows that the tokens' own queries rank first, where that was watched.
+    pub rows_wanted: u64,
+    /// Of these, rows that were there.
+    pub rows_hit: u64,
+    /// Time spent waiting for rows, ns; of a tier alone.
+    pub stall_ns: u64,
 }
 
 /// Bytes by part, summed from live buffers. All in bytes unless the name says otherwise.

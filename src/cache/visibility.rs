@@ -38,11 +38,16 @@ pub enum Class {
     Exact,
     /// Rows of an exact continuation.
     Frozen,
+    /// Exact copies of coded rows, out of a tier, read in their place. They lie in no table of a sequence's own.
+    Fetched,
 }
 
 impl Class {
-    /// In the order in which a range's rows are summed.
+    /// Those with tables, in the order in which a range's rows are summed.
     pub const ALL: [Class; 3] = [Class::Coded, Class::Exact, Class::Frozen];
+
+    /// Those that one token reads, in that order.
+    pub const READ: [Class; 4] = [Class::Coded, Class::Exact, Class::Frozen, Class::Fetched];
 }
 
 /// The rules of one side of one layer of one sequence.
@@ -103,10 +108,22 @@ impl Rules {
         let (from, until) = match class {
             Class::Coded => (self.coded_from(position).unwrap_or(FOREVER), FOREVER),
             Class::Exact => (position, self.coded_from(position).unwrap_or(FOREVER)),
-            Class::Frozen => (position, FOREVER),
+            Class::Frozen | Class::Fetched => (position, FOREVER),
         };
         let windowed = self.window.map_or(FOREVER, |w| position.saturating_add(w));
         (from, until.min(windowed))
+    }
+
+    /// The rules for a query that is tried out one position past a sequence's end: no row is older for it than for the
+    /// sequence's own last query.
+    pub fn past_the_end(self) -> Self {
+        match (self.page, self.frozen_from) {
+            (1, None) => Self {
+                tail: self.tail.saturating_add(1),
+                ..self
+            },
+            _ => self,
+        }
     }
 
     /// Rows from the sinks up to this position are seen coded by a query.
@@ -132,7 +149,7 @@ impl Rules {
         match class {
             Class::Coded => past & coded,
             Class::Exact => past & !coded,
-            Class::Frozen => past,
+            Class::Frozen | Class::Fetched => past,
         }
     }
 }

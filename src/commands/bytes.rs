@@ -12,10 +12,10 @@ use crate::cache::pipeline::StagedCache;
 use crate::cache::project::aqua;
 use crate::cache::stage::{Calibration, HeadCovariance, HeadRows};
 use crate::cache::stages::Materials;
-use crate::cache::strategy::Strategy;
+use crate::cache::strategy::{StageSpec, Strategy};
 use crate::cache::{
     Admission, Batch, CacheError, Continuation, Geometry, KvCache, LayerGeometry, MemoryReport,
-    Rows, SeqId,
+    Repetition, Rows, SeenLayer, SeqId,
 };
 use crate::config::Protocol;
 use crate::config::is_calibrated;
@@ -34,8 +34,14 @@ pub fn at(
     n_tokens: usize,
 ) -> Result<MemoryReport, CacheError> {
     let mut total = MemoryReport::default();
-    if strategy.budget.is_some() || aqua::of(strategy).is_some() {
-        // The layers share a budget, and predict each other: one alone says nothing.
+    let by_bytes = |spec: &StageSpec| {
+        ["bytes", "bytes_per_token"]
+            .iter()
+            .any(|key| spec.params.0.contains_key(*key))
+    };
+    let shares = strategy.budget.is_some() || strategy.retain.as_ref().is_some_and(by_bytes);
+    if shares || aqua::of(strategy).is_some() {
+        // The layers share a budget, or predict each other: one alone says nothing.
         return fill(strategy, geometry, protocol, n_tokens);
     }
     for (layer, n_layers) in distinct(geometry) {
@@ -94,10 +100,50 @@ fn fill(
     };
     let (mut cache, reports) = fill_to(strategy, geometry, admission, &[n_tokens])?;
     if admission == Admission::Context {
+        if cache.needs().context.any() {
+            show(&mut cache, geometry, n_tokens)?;
+        }
         cache.compress(SEQ, Continuation::Strategy)?;
         return Ok(cache.memory());
     }
     Ok(reports[0])
+}
+
+/// Shows a context of noise: how much leaves does not depend on what was seen.
+fn show(cache: &mut StagedCache, geometry: &Geometry, n_tokens: usize) -> Result<(), CacheError> {
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let n_queries = cache.needs().context.queries.min(n_tokens);
+    let mut layers = Vec::new();
+    for layer in &geometry.layers {
+        let n = layer.n_kv_heads * layer.head_dim;
+        let rows = [
+            n * n_tokens,
+            n * n_tokens,
+            n_queries * layer.n_heads * layer.head_dim,
+        ]
+        .map(|n| normal(&mut rng, n));
+        let mut scores = || {
+            (0..layer.n_kv_heads)
+                .map(|_| normal(&mut rng, n_tokens))
+                .map(|x| x.iter().map(|x| x.abs()).collect())
+                .collect()
+        };
+        let repetition = Repetition {
+            attention: scores(),
+            weighted: scores(),
+        };
+        layers.push((rows, repetition));
+    }
+    let seen: Vec<SeenLayer<'_>> = layers
+        .iter()
+        .map(|([k, v, q], repetition)| SeenLayer {
+            k,
+            v,
+            q,
+            repetition: Some(repetition),
+        })
+        .collect();
+    cache.show(SEQ, &seen)
 }
 
 /// A cache that was filled with random rows, and its bytes at each of the lengths, which rise.
@@ -195,7 +241,9 @@ fn white_layer(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::stage::{Params, Value};
     use crate::config::Bos;
+    use crate::data::Passages;
     use crate::model::Architecture;
     use crate::model::geometry::geometry;
     use crate::model::tiny::{TinyConfig, TinyModel};
@@ -252,5 +300,45 @@ mod tests {
             live.resident_bytes() as f64,
         );
         assert!((planned / live - 1.0).abs() < 0.01, "{planned} {live}");
+    }
+    /// What is scored by a context is planned on noise; what counts bytes counts those of all layers.
+    #[test]
+    fn what_leaves_at_the_compression_point_is_planned() {
+        let config = TinyConfig {
+            n_layers: 3,
+            ..TinyConfig::of(Architecture::Llama)
+        };
+        let model = TinyModel::new(&config);
+        let geometry = geometry(crate::model::weights::WeightSource::spec(&model), 300);
+        let protocol = Protocol::CompressOnce {
+            context: 300,
+            score: 1,
+            documents: 1,
+            continuation: Continuation::Exact,
+            floor: false,
+            bos: Bos::Never,
+            passages: Passages::Spread,
+        };
+        let planned = |name: &str, key: &str, value: Value| {
+            let mut params = Params::default();
+            params.0.insert(key.to_owned(), value);
+            let strategy = Strategy {
+                retain: Some(StageSpec {
+                    name: name.to_owned(),
+                    params,
+                }),
+                ..Strategy::bare("f32")
+            };
+            at(&strategy, &geometry, &protocol, 300).unwrap()
+        };
+        for name in ["snapkv", "kvzip_plus", "expected_attention", "keydiff"] {
+            let half = planned(name, "kept_fraction", Value::Float(0.5));
+            let kept = half.rows_live as f64 / half.rows_seen as f64;
+            assert!((0.49..0.51).contains(&kept), "{name} {kept}");
+        }
+        let row = 8 * geometry.scalars_per_token() as u64 / 2;
+        let most = 300 * row / 2;
+        let held = planned("keydiff", "bytes", Value::Int(most as i64)).resident_bytes();
+        assert!(held <= most && held > most / 2, "{held} of {most}");
     }
 }

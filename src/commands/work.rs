@@ -18,7 +18,8 @@ use crate::config::{Cell, Protocol};
 use crate::engine::clock::{Clock, SystemClock};
 use crate::engine::sampler::Sampler;
 use crate::eval::answers::{Asked, Branch, Generation};
-use crate::eval::lockstep::{Floor, Lockstep, Outcome, Outcomes};
+use crate::eval::floor::Floor;
+use crate::eval::lockstep::{Lockstep, Outcome, Outcomes};
 use crate::eval::reading::Reading;
 use crate::eval::records::{CellRecord, CellStatus, ItemRecord, PerToken, TextRecord};
 
@@ -271,6 +272,7 @@ impl<'a> Group<'a> {
             memory_track: outcome.memory_track,
             layers: outcome.layers,
             latency: outcome.latency,
+            traffic: outcome.traffic,
             answers: Vec::new(),
             text: outcome.written.map(|w| TextRecord {
                 tokens: w.tokens,

@@ -3,9 +3,10 @@
 //! Invariant: everything else takes a [`Clock`], so a scripted one makes a whole run repeatable. On a shared machine CPU
 //! time tells more than wall time: read both.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::cache::sparse::Timer;
 use crate::compute::cpu_time::process_cpu;
 
 /// One reading of a clock.
@@ -46,6 +47,11 @@ pub trait Clock: Send + Sync {
     fn wall(&self) -> Duration {
         self.read().wall
     }
+
+    /// The same to be given away; a clock that can't be shared shows one that stands still.
+    fn timer(&self) -> Timer {
+        Arc::new(|| Duration::ZERO)
+    }
 }
 
 /// The system's clocks.
@@ -79,6 +85,11 @@ impl Clock for SystemClock {
 
     fn wall(&self) -> Duration {
         self.start.elapsed()
+    }
+
+    fn timer(&self) -> Timer {
+        let start = self.start;
+        Arc::new(move || start.elapsed())
     }
 }
 

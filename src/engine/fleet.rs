@@ -8,7 +8,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::cache::{
-    Admission, Batch, CacheError, Continuation, KvCache, MemoryReport, Needs, Rows, SeqId,
+    Admission, Batch, CacheError, Continuation, KvCache, MemoryReport, Needs, Rows, SeqId, Trial,
 };
 use crate::model::transformer::{Hidden, LanguageModel, StepError};
 
@@ -100,7 +100,7 @@ pub fn sail_all(
         }
         let hidden = model.step(&batch, &tokens, &mut Fleet { ships: &mut ships })?;
         for ship in &mut ships {
-            ship.unload(&hidden);
+            ship.unload(model, &hidden);
         }
     }
     Ok(ships.into_iter().map(Ship::land).collect())
@@ -113,8 +113,8 @@ struct Ship<'a> {
     hidden: Vec<Hidden>,
     /// The cache's own part of the present step.
     alone: Batch,
-    /// The legs of that part, with their tokens.
-    aboard: Vec<(usize, usize)>,
+    /// The legs of that part, with their own tokens and those that are tried out.
+    aboard: Vec<(usize, [usize; 2])>,
     /// Row of the step at which its part starts.
     first_row: usize,
     failed: Option<CacheError>,
@@ -159,22 +159,47 @@ impl<'a> Ship<'a> {
                 .cache
                 .step_limit(leg.seq, self.voyage.chunk)
                 .min(leg.tokens.len() - done);
+            let trial = match n {
+                1 => self.voyage.cache.trial(leg.seq),
+                _ => Trial::Nothing,
+            };
+            let (n_own, n_tried) = match trial {
+                Trial::Nothing => (n, 0),
+                Trial::Next => (0, 1),
+                Trial::Token(_) => (n, 1),
+            };
             let first = leg.start + done;
-            let positions = first as u32..(first + n) as u32;
-            self.alone.push(leg.seq, positions.clone());
+            let positions = first as u32..(first + n_own + n_tried) as u32;
+            self.alone.push_with(leg.seq, positions.clone(), n_tried);
             // The model takes positions from the batch; whose they are is the ship's business.
-            batch.push(SeqId(index as u32), positions);
+            batch.push_with(SeqId(index as u32), positions, n_tried);
             tokens.extend_from_slice(&leg.tokens[done..done + n]);
-            self.aboard.push((i, n));
+            if let Trial::Token(guess) = trial {
+                tokens.push(guess);
+            }
+            self.aboard.push((i, [n_own, n_tried]));
         }
     }
 
-    fn unload(&mut self, step: &Hidden) {
+    /// Takes what the step gave: rows of its own tokens, and of one that was tried out the token that the model expects next.
+    fn unload(&mut self, model: &dyn LanguageModel, step: &Hidden) {
         let mut row = self.first_row;
-        for &(leg, n) in &self.aboard {
-            let rows = row * step.n_embd..(row + n) * step.n_embd;
+        for &(leg, [n_own, n_tried]) in &self.aboard {
+            let rows = row * step.n_embd..(row + n_own) * step.n_embd;
             self.hidden[leg].rows.extend_from_slice(&step.rows[rows]);
-            row += n;
+            row += n_own;
+            if n_tried > 0 && self.failed.is_none() {
+                let mut logits = vec![0.0; model.spec().n_vocab];
+                model.logits(step, row..row + 1, &mut logits);
+                let likeliest = logits
+                    .iter()
+                    .zip(0..)
+                    .max_by(|a, b| a.0.total_cmp(b.0).then(b.1.cmp(&a.1)));
+                if let Some((_, token)) = likeliest {
+                    self.voyage.cache.expect(self.voyage.legs[leg].seq, token);
+                }
+            }
+            row += n_tried;
         }
     }
 

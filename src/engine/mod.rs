@@ -16,7 +16,7 @@ pub mod scoring_watch;
 pub mod stopwatch;
 pub mod tape;
 
-use crate::cache::{Batch, CacheError, KvCache, SeqId};
+use crate::cache::{Batch, CacheError, KvCache, SeqId, Trial};
 use crate::model::transformer::{Hidden, LanguageModel, StepError};
 
 pub use calibrate::Calibrator;
@@ -42,6 +42,34 @@ pub struct Chunk<'a> {
     pub hidden: &'a Hidden,
 }
 
+/// One step of one sequence, whose length is `position`; what its cache wants tried out goes with it.
+///
+/// # Errors
+/// Those of the step.
+pub fn step(
+    model: &dyn LanguageModel,
+    cache: &mut dyn KvCache,
+    seq: SeqId,
+    position: u32,
+    tokens: &[u32],
+) -> Result<Hidden, StepError> {
+    if tokens.len() != 1 || cache.trial(seq) == Trial::Nothing {
+        let end = position + tokens.len() as u32;
+        return model.step(&Batch::single(seq, position..end), tokens, cache);
+    }
+    let voyage = fleet::Voyage {
+        cache,
+        legs: vec![fleet::Leg {
+            seq,
+            start: position as usize,
+            tokens,
+        }],
+        chunk: 1,
+    };
+    let mut landed = fleet::sail_all(model, vec![voyage])?;
+    Ok(landed.swap_remove(0)?.swap_remove(0))
+}
+
 /// Feeds tokens to a sequence, which goes on from where it is, in chunks of at most `chunk` tokens. `each` sees every
 /// chunk before the next one begins and may stop by an error.
 ///
@@ -63,7 +91,7 @@ pub fn feed<E: From<StepError>>(
         let (tokens, later) = left.split_at(n);
         left = later;
         let end = position + tokens.len() as u32;
-        let hidden = model.step(&Batch::single(seq, position..end), tokens, cache)?;
+        let hidden = step(model, cache, seq, position, tokens)?;
         each(Chunk {
             first_position: position,
             tokens,

@@ -3,7 +3,7 @@
 //! Invariant: everything passes on unchanged; what is kept is q as it came to `attend`, before RoPE.
 
 use crate::cache::{
-    Admission, Batch, CacheError, Continuation, KvCache, MemoryReport, Needs, Rows, SeqId,
+    Admission, Batch, CacheError, Continuation, KvCache, MemoryReport, Needs, Rows, SeqId, Trial,
 };
 
 /// A cache that passes everything on and keeps one sequence's queries.
@@ -83,6 +83,14 @@ impl KvCache for Probe<'_> {
 
     fn release(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.inner.release(seq)
+    }
+
+    fn trial(&self, seq: SeqId) -> Trial {
+        self.inner.trial(seq)
+    }
+
+    fn expect(&mut self, seq: SeqId, token: u32) {
+        self.inner.expect(seq, token);
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use super::ContextTape;
 use crate::cache::{
     Admission, Batch, CacheError, Continuation, Geometry, KvCache, MemoryReport, Needs, Repetition,
-    Rows, SeqId,
+    Rows, SeqId, Trial,
 };
 use crate::compute::cpu::gemm::{Dims, Mat, MatMut, gemm};
 use crate::compute::cpu::vector::{dot_rows, exp_sum, max};
@@ -344,6 +344,14 @@ impl KvCache for Watch<'_> {
 
     fn release(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.inner.release(seq)
+    }
+
+    fn trial(&self, seq: SeqId) -> Trial {
+        self.inner.trial(seq)
+    }
+
+    fn expect(&mut self, seq: SeqId, token: u32) {
+        self.inner.expect(seq, token);
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::clock::Clock;
 use crate::cache::{
-    Admission, Batch, CacheError, Continuation, KvCache, MemoryReport, Needs, Rows, SeqId,
+    Admission, Batch, CacheError, Continuation, KvCache, MemoryReport, Needs, Rows, SeqId, Trial,
 };
 
 /// Wall time by what the engine called.
@@ -100,6 +100,14 @@ impl<C: KvCache> KvCache for Stopwatch<'_, C> {
 
     fn release(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.inner.release(seq)
+    }
+
+    fn trial(&self, seq: SeqId) -> Trial {
+        self.inner.trial(seq)
+    }
+
+    fn expect(&mut self, seq: SeqId, token: u32) {
+        self.inner.expect(seq, token);
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::cache::{
-    Admission, Batch, CacheError, Continuation, KvCache, MemoryReport, Needs, Rows, SeqId,
+    Admission, Batch, CacheError, Continuation, KvCache, MemoryReport, Needs, Rows, SeqId, Trial,
 };
 
 /// One layer of a tape, rows back to back.
@@ -270,6 +270,14 @@ impl<C: KvCache> KvCache for Recording<C> {
 
     fn release(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.inner.release(seq)
+    }
+
+    fn trial(&self, seq: SeqId) -> Trial {
+        self.inner.trial(seq)
+    }
+
+    fn expect(&mut self, seq: SeqId, token: u32) {
+        self.inner.expect(seq, token);
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {

@@ -3,7 +3,9 @@
 //! Invariants: the steps run on a fork which is released afterwards, so timing changes no score and no row; a step is one token through the whole model, its logits included; the first step is a warm-up and
 //! is not counted.
 
-use crate::cache::{Batch, KvCache, SeqId, StagedCache};
+use crate::cache::sparse::Watch;
+use crate::cache::{KvCache, SeqId, StagedCache};
+use crate::engine;
 use crate::engine::clock::Clock;
 use crate::model::transformer::{LanguageModel, StepError};
 
@@ -28,6 +30,8 @@ pub struct Timed {
     pub step_ms: Vec<f64>,
     /// CPU time of all steps, ms.
     pub cpu_ms: f64,
+    /// Wall time of attention in all steps, ms.
+    pub attend_ms: f64,
 }
 
 /// Times single-token steps of all caches, step by step in turn; `None` in, `None` out.
@@ -42,6 +46,7 @@ pub fn interleaved(
         .map(|cache| {
             cache.as_mut().map(|cache| {
                 cache.fork(decode.seq, FORK)?;
+                cache.watch(Watch::Nothing, Some(clock.timer()));
                 let depth = cache.len(FORK)? as usize;
                 Ok(Timed {
                     depth,
@@ -56,13 +61,21 @@ pub fn interleaved(
                 continue;
             };
             match step(model, clock, cache, token) {
-                Ok(_) if i == 0 && decode.tokens.len() > 1 => t.depth += 1,
+                Ok(_) if i == 0 && decode.tokens.len() > 1 => {
+                    t.depth += 1;
+                    cache.watch(Watch::Nothing, Some(clock.timer()));
+                }
                 Ok((wall_ms, cpu_ms)) => {
                     t.step_ms.push(wall_ms);
                     t.cpu_ms += cpu_ms;
                 }
                 Err(e) => *timed = Some(Err(e)),
             }
+        }
+    }
+    for (cache, timed) in caches.iter().zip(&mut all) {
+        if let (Some(cache), Some(Ok(t))) = (cache, timed.as_mut()) {
+            t.attend_ms = cache.attended().as_secs_f64() * 1e3;
         }
     }
     for (cache, timed) in caches.into_iter().zip(&mut all) {
@@ -83,7 +96,7 @@ fn step(
 ) -> Result<(f64, f64), StepError> {
     let at = cache.len(FORK)?;
     let start = clock.read();
-    let hidden = model.step(&Batch::single(FORK, at..at + 1), &[token], cache)?;
+    let hidden = engine::step(model, cache, FORK, at, &[token])?;
     let mut logits = vec![0.0; model.spec().n_vocab];
     model.logits(&hidden, 0..1, &mut logits);
     let spent = clock.read().since(start);

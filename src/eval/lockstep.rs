@@ -12,17 +12,19 @@ use std::path::PathBuf;
 
 use super::answers::Generated;
 use super::drift::{Reference, TokenScore};
+use super::floor::{self, Floor};
 use super::generate::Written;
 use super::latency::{self, Decode};
 use super::layers::LayerRecord;
 use super::reading::{Reading, Seen, needs_of};
-use super::records::{LatencyRecord, MemoryRecord};
+use super::records::{LatencyRecord, MemoryRecord, TrafficRecord};
 use crate::cache::pages::HostStore;
-use crate::cache::stage::{Calibration, Params, Value};
-use crate::cache::strategy::{StageSpec, Strategy};
+use crate::cache::sparse::Watch;
+use crate::cache::stage::Calibration;
+use crate::cache::strategy::Strategy;
 use crate::cache::{
     Admission, Batch, Built, CacheError, Continuation, Geometry, KvCache, Materials, SeqId,
-    StagedCache,
+    StagedCache, Traffic,
 };
 use crate::engine::clock::Clock;
 use crate::engine::fleet::{Member, feed_all};
@@ -34,9 +36,6 @@ const ROWS: usize = 64;
 
 /// The one sequence of an item.
 pub(super) const SEQ: SeqId = SeqId(0);
-
-/// Context rows that the floor keeps: attention sinks, without which no context-free run is meaningful.
-pub const FLOOR_SINKS: usize = 4;
 
 /// What all items of a run share.
 #[derive(Clone, Copy)]
@@ -78,6 +77,8 @@ pub struct Outcome {
     pub layers: Vec<LayerRecord>,
     /// Times, where asked for.
     pub latency: Option<LatencyRecord>,
+    /// What its tokens read and moved, where they don't read all that is stored.
+    pub traffic: Option<TrafficRecord>,
     /// Σ −ln p with the context dropped, where asked for.
     pub nll_floor: Option<f64>,
     /// Tokens of a step as used.
@@ -115,6 +116,7 @@ pub(super) struct Runner {
     memory: Vec<MemoryRecord>,
     memory_track: Vec<MemoryRecord>,
     pub(super) layers: Vec<LayerRecord>,
+    traffic: Option<TrafficRecord>,
     compress_ms: f64,
 }
 
@@ -137,6 +139,12 @@ impl Runner {
         match self.continuation {
             Continuation::Strategy => self.remember(),
             Continuation::Exact => Ok(()),
+        }
+    }
+
+    fn note_traffic(&mut self, part: fn(&mut TrafficRecord) -> &mut Traffic) {
+        if let Some(traffic) = self.cache.traffic() {
+            *part(self.traffic.get_or_insert_default()) = traffic;
         }
     }
 
@@ -199,7 +207,7 @@ impl<'a> Lockstep<'a> {
         let mut runners: Vec<Result<Runner, EvalError>> =
             entrants.iter().map(|&(s, c)| build(s, c)).collect();
         if floor == Floor::Run {
-            runners.push(build(&floor_strategy(), Continuation::Exact));
+            runners.push(build(&floor::strategy(), Continuation::Exact));
         }
         let start = self.clock.read();
         let Reading {
@@ -255,6 +263,7 @@ impl<'a> Lockstep<'a> {
             memory: Vec::new(),
             memory_track: Vec::new(),
             layers: Vec::new(),
+            traffic: None,
             compress_ms: 0.0,
         }
     }
@@ -288,6 +297,10 @@ impl<'a> Lockstep<'a> {
         ids: &[u32],
         from: usize,
     ) -> Result<f64, EvalError> {
+        each(runners, |r| {
+            r.cache.watch(Watch::Hits, None);
+            Ok(())
+        });
         let mut reference_ms = 0.0;
         let mut at = from;
         while at < ids.len() {
@@ -303,6 +316,14 @@ impl<'a> Lockstep<'a> {
             }
             at = end;
         }
+        each(runners, |r| {
+            r.note_traffic(|record| &mut record.scored);
+            // Rows that come back are none of them here yet at the compression point.
+            if let Some(point) = r.memory.first_mut() {
+                point.report.exact_bytes += r.cache.fetched_bytes();
+            }
+            Ok(())
+        });
         Ok(reference_ms)
     }
 
@@ -409,6 +430,10 @@ impl<'a> Lockstep<'a> {
             .collect();
         let timed =
             latency::interleaved(self.model, self.clock, caches, Decode { seq: SEQ, tokens });
+        each(runners, |r| {
+            r.note_traffic(|record| &mut record.timed);
+            Ok(())
+        });
         timed
             .into_iter()
             .zip(runners)
@@ -418,6 +443,7 @@ impl<'a> Lockstep<'a> {
                     depth: t.depth,
                     step_ms: t.step_ms,
                     cpu_ms: t.cpu_ms,
+                    attend_ms: t.attend_ms,
                     prefill_ms,
                     compress_ms,
                 }),
@@ -446,6 +472,7 @@ impl<'a> Lockstep<'a> {
                     memory: r.memory,
                     memory_track: r.memory_track,
                     layers: r.layers,
+                    traffic: r.traffic,
                     latency,
                     nll_floor,
                     chunk: r.chunk,
@@ -454,32 +481,6 @@ impl<'a> Lockstep<'a> {
                 })
             })
             .collect()
-    }
-}
-
-/// Whether the floor runs beside the strategies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Floor {
-    /// It does.
-    Run,
-    /// It doesn't.
-    Leave,
-}
-
-/// f32 rows, the context dropped but for its sinks.
-fn floor_strategy() -> Strategy {
-    let mut params = Params::default();
-    params.0.insert("recent".into(), Value::Int(0));
-    params
-        .0
-        .insert("sinks".into(), Value::Int(FLOOR_SINKS as i64));
-    Strategy {
-        retain: Some(StageSpec {
-            name: "window".into(),
-            params,
-        }),
-        label: "floor".into(),
-        ..Strategy::bare("f32")
     }
 }
 

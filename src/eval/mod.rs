@@ -7,6 +7,7 @@ pub mod bars;
 pub mod bench;
 pub mod conformance;
 pub mod drift;
+pub mod floor;
 pub mod generate;
 pub mod kld;
 pub mod latency;

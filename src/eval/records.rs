@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::layers::LayerRecord;
-use crate::cache::MemoryReport;
+use crate::cache::{MemoryReport, Traffic};
 
 /// One cell's result on one item (a document, or a window of one). The item is the cluster of all intervals.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,6 +55,9 @@ pub struct ItemRecord {
     pub layers: Vec<LayerRecord>,
     /// Times, where the plan asks for them.
     pub latency: Option<LatencyRecord>,
+    /// What decoded tokens read and what was moved for them, where they don't read all that is stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<TrafficRecord>,
     /// Answers, one entry per question asked of the item's cache; empty for texts. The scored tokens are then the options' in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub answers: Vec<AnswerRecord>,
@@ -160,10 +163,23 @@ pub struct LatencyRecord {
     pub step_ms: Vec<f64>,
     /// CPU time of all timed steps together, ms.
     pub cpu_ms: f64,
+    /// Wall time of attention in all timed steps together, ms.
+    #[serde(default)]
+    pub attend_ms: f64,
     /// Wall time that the reference (f32 rows) took to read the same tokens, ms.
     pub prefill_ms: f64,
     /// Wall time of storing the context and compressing it, ms; 0 where there is no compression point.
     pub compress_ms: f64,
+}
+
+/// What the tokens of one item read and moved.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrafficRecord {
+    /// Scored tokens; nothing is timed.
+    pub scored: Traffic,
+    /// Timed steps, which watch neither hits nor what is read; nothing where none were timed.
+    pub timed: Traffic,
 }
 
 /// How a cell ended.
@@ -297,6 +313,7 @@ impl ItemRecord {
         if let Some(latency) = &self.latency {
             for &ms in latency.step_ms.iter().chain([
                 &latency.cpu_ms,
+                &latency.attend_ms,
                 &latency.prefill_ms,
                 &latency.compress_ms,
             ]) {

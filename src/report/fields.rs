@@ -293,6 +293,7 @@ pub(super) static LATENCY: &[Field<Latency>] = &[
     ("median_ms", |l| number(l.median_ms)),
     ("p95_ms", |l| number(l.p95_ms)),
     ("cpu_ms_per_token", |l| number(l.cpu_ms_per_token)),
+    ("attend_ms_per_token", |l| number(l.attend_ms_per_token)),
     ("tokens_per_s", |l| number(l.tokens_per_s())),
     ("store_and_compress_ms", |l| number(l.compress_ms)),
 ];

@@ -397,6 +397,7 @@ fn latency_text(group: &Group) -> Text {
         "median ms",
         "p95 ms",
         "CPU ms/token",
+        "attention ms",
         "t/s",
         "store + compress ms",
     ];
@@ -410,6 +411,7 @@ fn latency_text(group: &Group) -> Text {
                 significant(l.median_ms, 3),
                 significant(l.p95_ms, 3),
                 significant(l.cpu_ms_per_token, 3),
+                significant(l.attend_ms_per_token, 3),
                 significant(l.tokens_per_s(), 4),
                 significant(l.compress_ms, 3),
             ]

@@ -278,6 +278,8 @@ pub struct Latency {
     pub p95_ms: f64,
     /// CPU time per decoded token, ms.
     pub cpu_ms_per_token: f64,
+    /// Wall time of attention per decoded token, ms.
+    pub attend_ms_per_token: f64,
     /// Storing a context and compressing it, ms per item.
     pub compress_ms: f64,
 }
@@ -328,6 +330,7 @@ impl Latency {
             median_ms: quantile(&steps, 0.5)?,
             p95_ms: quantile(&steps, 0.95)?,
             cpu_ms_per_token: total(|r| r.cpu_ms) / steps.len() as f64,
+            attend_ms_per_token: total(|r| r.attend_ms) / steps.len() as f64,
             compress_ms: total(|r| r.compress_ms) / records.len() as f64,
         })
     }

@@ -14,6 +14,7 @@ pub mod csv;
 pub mod depths;
 pub mod drift;
 mod fields;
+pub mod figure;
 pub mod format;
 mod growth;
 pub mod kld;
@@ -29,6 +30,7 @@ pub mod positions;
 pub mod rows;
 pub mod terminal;
 pub mod texts;
+pub mod traffic;
 
 use std::path::Path;
 
@@ -43,6 +45,7 @@ pub static FILES: &[Writer] = &[
     ("table.md", markdown::results),
     ("table.csv", csv::results),
     ("table.tex", latex::results),
+    ("figure.svg", figure::svg),
     ("drift.md", markdown::drift),
     ("drift.csv", csv::drift),
     ("bars.md", markdown::bars),
@@ -56,6 +59,8 @@ pub static FILES: &[Writer] = &[
     ("layers.csv", layers::csv),
     ("latency.md", markdown::latency),
     ("latency.csv", csv::latency),
+    ("traffic.md", traffic::markdown),
+    ("traffic.csv", traffic::csv),
     ("depths.md", depths::markdown),
     ("depths.csv", depths::csv),
     ("pairs.md", markdown::pairs),

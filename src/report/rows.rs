@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::bundle::Contents;
 use crate::bundle::header::{CellHeader, DataHeader, ProtocolHeader, ProtocolKind, RunHeader};
 use crate::cache::strategy::Strategy;
-use crate::eval::records::{CellStatus, ItemRecord};
+use crate::eval::records::{CellStatus, ItemRecord, TrafficRecord};
 use crate::eval::stats::{Comparison, Judged};
 
 use super::accuracy::Accuracy;
@@ -20,6 +20,7 @@ use super::measures::{Latency, Memory, Quality};
 use super::pairs::{self, PairRow};
 use super::positions::Positions;
 use super::texts::Texts;
+use super::traffic;
 
 /// Everything that tables are made of.
 #[derive(Debug, Clone)]
@@ -133,6 +134,8 @@ pub struct Scores {
     pub layers: Layers,
     /// Times, one entry per depth, ascending.
     pub latency: Vec<Latency>,
+    /// What decoded tokens read and what was moved for them, where they don't read all that is stored.
+    pub traffic: Option<TrafficRecord>,
 }
 
 impl Group {
@@ -453,6 +456,7 @@ impl<'a> Source<'a> {
             positions: Positions::new(&records, kind),
             layers: Layers::new(&records),
             latency: Latency::by_depth(&records),
+            traffic: traffic::sum(&records),
         }))
     }
 }

@@ -13,6 +13,7 @@ use rows::{Group, Row};
 
 mod answers;
 mod drift;
+mod figure;
 
 fn open(dir: &Path) -> Bundle {
     let start = Start {

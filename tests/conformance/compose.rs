@@ -21,8 +21,9 @@ fn compositions() -> Vec<Strategy> {
             s.label = format!("{} + {}", a.name, b.name);
             add(&mut s, *kind_a, a.clone());
             add(&mut s, *kind_b, b.clone());
-            // Predictions need every row of the layer before.
-            if !(*kind_a == Kind::Retain && b.name == "aqua") {
+            // Predictions need every row of the layer before, and all of them at each read.
+            let chooses = matches!(b.name.as_str(), "specache" | "quest");
+            if !(*kind_a == Kind::Retain && b.name == "aqua" || a.name == "aqua" && chooses) {
                 all.push(s);
             }
         }

@@ -47,6 +47,7 @@ pub static STAGES: &[StageDef] = &[
     iq4_nl::DEF,
     nvfp4::DEF,
     mxfp4::DEF,
+    int::INT1,
     int::INT2,
     int::INT3,
     int::INT4,

@@ -76,8 +76,7 @@ const POWER: f64 = 0.75;
 
 /// What 0 bits of a side would cost; each bit divides it by 4. Errors of K move weights, those of V are averaged away.
 ///
-/// Both, and the power, are of a search over 4 contexts of 1024 tokens: four times as much or as little moves the
-/// divergence by less than a tenth.
+/// Both, and the power, were picked by hand on 4 contexts of 1024 tokens of Middlemarch and exllamav3.
 const COST: [f64; 2] = [4.0, 0.5];
 
 /// Level of 4 bits, which protected rows have at least.

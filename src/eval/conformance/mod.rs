@@ -126,6 +126,7 @@ impl<'a> Context<'a> {
         let page = |side| s.formats[0].coded_rows(0, side).0.page_rows();
         s.retain.is_none()
             && s.budget.is_none()
+            && s.reading.is_none()
             && s.tail == [0, 0]
             && Side::BOTH.into_iter().all(|side| page(side) == 1)
     }

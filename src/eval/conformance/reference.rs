@@ -58,6 +58,8 @@ impl<'a> Reference<'a> {
             "rows are stored less their prediction from the layer before"
         } else if s.budget.is_some() {
             "a budget codes old pages again, so what is stored depends on bytes"
+        } else if s.reading.is_some() {
+            "a token reads what its own queries choose"
         } else if s.retain.is_some() && Side::BOTH.into_iter().any(paged) {
             "rows leave coded pages, whose other rows are then coded again"
         } else {

@@ -148,6 +148,7 @@ impl Channel {
         run: impl FnOnce(&dyn Kernel),
     ) {
         match self.grid.bits {
+            1 => run(&ByChannel::<1>::new(steps, zeros, tables)),
             2 => run(&ByChannel::<2>::new(steps, zeros, tables)),
             3 => run(&ByChannel::<3>::new(steps, zeros, tables)),
             4 => run(&ByChannel::<4>::new(steps, zeros, tables)),
@@ -243,6 +244,7 @@ multiversion! {
 #[inline(always)]
 fn encode_body(codec: &Channel, rows: &[f32], dim: usize, out: &mut [u8]) {
     match codec.grid.bits {
+        1 => encode_page::<1>(codec, rows, dim, out),
         2 => encode_page::<2>(codec, rows, dim, out),
         3 => encode_page::<3>(codec, rows, dim, out),
         4 => encode_page::<4>(codec, rows, dim, out),
@@ -269,12 +271,11 @@ fn encode_page<const B: usize>(codec: &Channel, rows: &[f32], dim: usize, out: &
             let (low, high) = extremes(rows, dim, first);
             let (steps, zeros) = scales.split_at_mut(n_rows.div_ceil(codec.group) * dim * n);
             for c in 0..width {
-                let mut ends = (low[c], high[c]);
+                column.clear();
                 if grid.fit == Fit::Mse {
-                    column.clear();
                     column.extend(rows.chunks_exact(dim).map(|row| row[first + c]));
-                    ends = grid.fit.ends(grid, &column, ends);
                 }
+                let ends = grid.fit.ends(grid, &column, (low[c], high[c]));
                 let at = (g * dim + first + c) * n;
                 let zero = zeros.get_mut(at..at + n).unwrap_or_default();
                 grid.put(ends, &mut steps[at..at + n], zero);
@@ -305,6 +306,7 @@ fn encode_page<const B: usize>(codec: &Channel, rows: &[f32], dim: usize, out: &
 #[inline(always)]
 fn decode_body(codec: &Channel, bytes: &[u8], dim: usize, rows: &mut [f32]) {
     match codec.grid.bits {
+        1 => decode_page::<1>(codec, bytes, dim, rows),
         2 => decode_page::<2>(codec, bytes, dim, rows),
         3 => decode_page::<3>(codec, bytes, dim, rows),
         4 => decode_page::<4>(codec, bytes, dim, rows),

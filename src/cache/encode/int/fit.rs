@@ -27,7 +27,12 @@ impl Fit {
     #[inline(always)]
     pub fn ends(self, grid: Grid, x: &[f32], (min, max): (f32, f32)) -> (f32, f32) {
         if self == Fit::MinMax {
-            return (min, max);
+            let margin = if grid.bits == 1 {
+                0.25 * (max - min)
+            } else {
+                0.0
+            };
+            return (min + margin, max - margin);
         }
         if !grid.has_zero {
             let most = max.max(-min);

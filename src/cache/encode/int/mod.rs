@@ -1,4 +1,4 @@
-//! `int2 int3 int4 int8`: integer codes on a grid per group, the group along a row (`axis = "token"`) or along the rows
+//! `int1 int2 int3 int4 int8`: integer codes on a grid per group, the group along a row (`axis = "token"`) or along the rows
 //! of one channel (`axis = "channel"`), as KIVI and its kin have it.
 //!
 //! A group stores a step and, asymmetric, a zero; a channel is `zero + code · step`.
@@ -7,6 +7,9 @@
 //! asymmetric   zero = min                    step = (max − zero) / (2^b − 1)          codes 0 to 2^b − 1
 //! symmetric    zero = −2^(b−1) · step        step = max|x| / (2^(b−1) − 1)            codes 1 to 2^b − 1
 //! ```
+//!
+//! At 1 bit the grid runs between the middles of the group's halves, (3·min + max) / 4 and (min + 3·max) / 4, and there
+//! is none symmetric.
 //!
 //! Symmetric codes are the signed ones plus 2^(b−1), so 0 has one level and the lowest code is never written; int2 then
 //! has the three levels −step, 0 and step.
@@ -17,7 +20,7 @@
 //!
 //! Invariants: the code is that of the *stored* step and zero, `clamp(round((x − zero) / step))` in f32, halves to the
 //! even code, all codes at their lowest where the step is 0. Steps are rounded up and zeros down, so every channel lies
-//! inside its grid (clamped magnitudes aside) and is off by half a stored step at most; with `fit = "mse"` (`fit.rs`)
+//! inside its grid (clamped magnitudes and 1 bit aside) and is off by half a stored step at most; with `fit = "mse"` (`fit.rs`)
 //! what lies outside the grid gets an end's code. Decoding is one fused multiply-add. A last group that is short (64 + 16 of
 //! 80 channels, 32 + 1 of 33) is a group of its own over the channels or rows that there are; nothing is padded but the
 //! last byte of a row's codes.
@@ -91,6 +94,20 @@ const PARAMS: &[ParamDef] = &[
 ];
 
 const PAPER: &str = "KIVI, arXiv 2402.02750: asymmetric groups, K by channel, V by token";
+
+/// `int1`'s registry entry.
+pub const INT1: StageDef = StageDef {
+    name: "int1",
+    doc: "1-bit integers: two levels in the middles of a group's halves; 1.5 bits in groups of 64",
+    paper: "SpeCache, arXiv 2503.16163: levels at the middles, which KIVI's grid at 1 bit has not",
+    examples: &[
+        "\"int1\"",
+        "{ method = \"int1\", axis = \"channel\", group = 32 }",
+    ],
+    tolerance: Tolerance::RelativeL2(0.95),
+    build: |p, c| build("int1", 1, p, c),
+    ..INT2
+};
 
 /// `int2`'s registry entry.
 pub const INT2: StageDef = StageDef {
@@ -244,6 +261,11 @@ fn build(
             _ => Fit::MinMax,
         },
     };
+    if grid.bits == 1 && !grid.has_zero {
+        return Err(refused(
+            "`zero` is \"symmetric\", and one bit has two levels, neither of them 0: write zero = \"asymmetric\"".to_owned(),
+        ));
+    }
     let codec = if params.text("axis") == Some("channel") {
         let group = size("group").or(size("page")).unwrap_or(RANGE);
         let page = size("page").unwrap_or(group);

@@ -57,6 +57,7 @@ impl Token {
     /// How stored rows are read.
     pub fn kernel(&self) -> Box<dyn Kernel> {
         match self.grid.bits {
+            1 => self.kernel_of::<1>(),
             2 => self.kernel_of::<2>(),
             3 => self.kernel_of::<3>(),
             4 => self.kernel_of::<4>(),
@@ -139,6 +140,7 @@ multiversion! {
 #[inline(always)]
 fn encode_body(codec: &Token, row: &[f32], out: &mut [u8]) {
     match codec.grid.bits {
+        1 => encode_row::<1>(codec, row, out),
         2 => encode_row::<2>(codec, row, out),
         3 => encode_row::<3>(codec, row, out),
         4 => encode_row::<4>(codec, row, out),
@@ -172,6 +174,7 @@ fn encode_row<const B: usize>(codec: &Token, row: &[f32], out: &mut [u8]) {
 #[inline(always)]
 fn decode_rows_body(codec: &Token, bytes: &[u8], dim: usize, rows: &mut [f32]) {
     match codec.grid.bits {
+        1 => decode_each::<1>(codec, bytes, dim, rows),
         2 => decode_each::<2>(codec, bytes, dim, rows),
         3 => decode_each::<3>(codec, bytes, dim, rows),
         4 => decode_each::<4>(codec, bytes, dim, rows),

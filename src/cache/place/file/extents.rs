@@ -9,14 +9,14 @@ use super::super::super::pages::tree_bytes;
 
 /// A run of bytes in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Extent {
+pub(crate) struct Extent {
     pub offset: u64,
     pub len: u64,
 }
 
 /// Free space below `end`.
 #[derive(Debug, Default)]
-pub(super) struct Extents {
+pub(crate) struct Extents {
     /// Length by offset.
     free: BTreeMap<u64, u64>,
     end: u64,

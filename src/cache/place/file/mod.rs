@@ -7,8 +7,8 @@
 //! `prefetch` does nothing: pages pass through the operating system's page cache when they are written, which keeps them
 //! while memory is free and reads ahead otherwise. A read is one `pread` per page.
 
-mod extents;
-mod page_file;
+pub(crate) mod extents;
+pub(crate) mod page_file;
 
 use std::collections::BTreeMap;
 use std::io;

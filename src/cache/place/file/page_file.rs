@@ -8,12 +8,12 @@ use std::io;
 /// The file.
 #[cfg(unix)]
 #[derive(Debug)]
-pub(super) struct PageFile(File);
+pub(crate) struct PageFile(File);
 
 /// The file; where there are no reads at offsets, a seek and what follows it must not be torn apart.
 #[cfg(not(unix))]
 #[derive(Debug)]
-pub(super) struct PageFile(std::sync::Mutex<File>);
+pub(crate) struct PageFile(std::sync::Mutex<File>);
 
 #[cfg(unix)]
 impl PageFile {

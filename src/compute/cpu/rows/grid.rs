@@ -33,6 +33,7 @@ impl<S: Simd, const B: usize> Codes<S, B> {
             Self(match B {
                 8 => [S::columns(p, stride), S::columns(p.add(LANES), stride)],
                 4 => [S::columns(p, stride); 2],
+                1 => [[S::load_column(p, stride); 4]; 2],
                 // Four words that overlap: each holds the codes of 8 channels.
                 3 => {
                     let (a, b) = (S::load_column(p, stride), S::load_column(p.add(2), stride));
@@ -66,6 +67,7 @@ impl<S: Simd, const B: usize> Codes<S, B> {
                     S::and(S::shr_by(word, (c % 4 * 8) as u32), 0xff)
                 }
                 4 => S::shr_by(low[c / 8], (4 * c8) as u32),
+                1 => S::shr_by(low[0], c as u32),
                 // All words but the first begin a byte before their first code.
                 3 => S::shr_by(low[c / 8], (3 * c8 + if c < 8 { 0 } else { 8 }) as u32),
                 _ => S::shr_by(low[c / 16], (2 * (c % 16)) as u32),
