@@ -338,6 +338,9 @@ impl KvCache for StagedCache {
             let records: Vec<usize> = layers.map(|l| self.record_bytes(l)).collect();
             let done = sparse.fork((from, to), &mut self.places(), &records);
             self.sparse = Some(sparse);
+            if done.is_err() {
+                self.release(to)?;
+            }
             done?;
         }
         Ok(())
@@ -345,6 +348,9 @@ impl KvCache for StagedCache {
 
     fn truncate(&mut self, seq: SeqId, len: u32) -> Result<(), CacheError> {
         self.carries.end(seq);
+        if self.sequence(seq)?.broken {
+            return Err(CacheError::Broken(seq.0));
+        }
         let old = self.len(seq)?;
         if let (Some(sparse), true) = (&self.sparse, len < old) {
             let earliest = commit::earliest(&self.stages, self.sequence(seq)?);

@@ -106,9 +106,11 @@ impl Rules {
     /// Query positions that may see this version of the row, evictions apart.
     pub fn interval(&self, class: Class, position: u32) -> Interval {
         let (from, until) = match class {
-            Class::Coded => (self.coded_from(position).unwrap_or(FOREVER), FOREVER),
+            Class::Coded | Class::Fetched => {
+                (self.coded_from(position).unwrap_or(FOREVER), FOREVER)
+            }
             Class::Exact => (position, self.coded_from(position).unwrap_or(FOREVER)),
-            Class::Frozen | Class::Fetched => (position, FOREVER),
+            Class::Frozen => (position, FOREVER),
         };
         let windowed = self.window.map_or(FOREVER, |w| position.saturating_add(w));
         (from, until.min(windowed))
@@ -147,9 +149,10 @@ impl Rules {
         let past = slots(first_in_window, query + 1, range);
         let coded = slots(self.sinks, self.coded_below(query), range);
         match class {
-            Class::Coded => past & coded,
+            // What came back is read where the coded row would be.
+            Class::Coded | Class::Fetched => past & coded,
             Class::Exact => past & !coded,
-            Class::Frozen | Class::Fetched => past,
+            Class::Frozen => past,
         }
     }
 }

@@ -100,6 +100,7 @@ struct Pick {
 struct Part {
     head: usize,
     first: u32,
+    n_bytes: usize,
 }
 
 /// Exact rows by KV head and position: K and V, back to back.
@@ -210,6 +211,7 @@ impl Layer {
                 parts.push(Part {
                     head: h,
                     first: run[0],
+                    n_bytes: run.len() * record_bytes,
                 });
             }
         }
@@ -220,9 +222,21 @@ impl Layer {
         });
     }
 
-    /// Asks for every row.
-    pub fn ask_for_all(&mut self, vault: &Vault, record_bytes: usize, traffic: &mut Traffic) {
-        let all = self.heads.iter().map(Head::all).collect();
+    /// Asks for every row of a KV head and position for which `live` holds.
+    pub fn ask_for_all(
+        &mut self,
+        vault: &Vault,
+        live: impl Fn(usize, u32) -> bool,
+        record_bytes: usize,
+        traffic: &mut Traffic,
+    ) {
+        let heads = self.heads.iter().enumerate();
+        let all = heads.map(|(h, head)| {
+            let mut rows = head.all();
+            rows.retain(|&p| live(h, p));
+            rows
+        });
+        let all = all.collect();
         self.ask(vault, all, record_bytes, traffic);
     }
 
@@ -371,8 +385,8 @@ impl Layer {
                 + h.fetched.iter().map(RowTable::table_bytes).sum::<u64>()
         });
         let waiting = self.next.iter().map(|next| match &next.rows {
-            Coming::Here(rows) => rows.values().map(|r| r.len() as u64).sum(),
-            Coming::Asked(..) => 0,
+            Coming::Here(rows) => rows.values().map(|r| r.len() as u64).sum::<u64>(),
+            Coming::Asked(parts, _) => parts.iter().map(|p| p.n_bytes as u64).sum(),
         });
         kept.sum::<u64>()
             + waiting.sum::<u64>()

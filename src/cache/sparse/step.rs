@@ -3,7 +3,6 @@
 //!
 //! Invariant: the tokens of a step attend one after the other; only a tried one may follow the sequence's own.
 
-use super::super::CacheError;
 use super::super::formats::{Format, Mask};
 use super::super::head_view::HeadView;
 use super::super::pipeline::StagedCache;
@@ -11,6 +10,7 @@ use super::super::stage::Side;
 use super::super::token::{self, Token};
 use super::super::types::Span;
 use super::super::visibility::Class;
+use super::super::{CacheError, RANGE};
 use super::refetch::When;
 use super::{HeadReading, Reading, Sparse, State, Watch, rank};
 
@@ -145,7 +145,16 @@ impl StagedCache {
         };
         let layer = &mut layers[turn.layer];
         if plan.when == When::All {
-            layer.ask_for_all(vault, record_bytes, &mut sparse.traffic);
+            let heads = &self.sequence(turn.span.seq)?.layers[turn.layer].heads;
+            let first = g
+                .window
+                .map_or(0, |w| (turn.position + 1).saturating_sub(w));
+            let live = |h: usize, p: u32| {
+                let tables = heads[h].tables.iter().map(|t| &t[Class::Coded as usize]);
+                let mut pages = tables.filter_map(|t| t.page(p / RANGE as u32));
+                p >= first && pages.any(|page| page.live() >> (p % RANGE as u32) & 1 == 1)
+            };
+            layer.ask_for_all(vault, live, record_bytes, &mut sparse.traffic);
         }
         let start = sparse.timer.as_ref().map(|now| now());
         layer.wait(record_bytes)?;

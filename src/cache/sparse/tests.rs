@@ -354,6 +354,34 @@ fn k_and_v_that_are_coded_at_different_times_come_back_apart() {
 }
 
 #[test]
+fn a_page_that_is_full_is_read_once_in_the_step_that_fills_it() {
+    let script = Script::new(11);
+    let params = |page| {
+        [
+            ("axis", Value::Text("channel".into())),
+            ("page", Value::Int(page)),
+            ("group", Value::Int(page)),
+        ]
+        .map(|(k, v)| (k.to_owned(), v))
+    };
+    let strategy = Strategy {
+        encode_v: StageSpec {
+            name: "int8".into(),
+            params: Params(params(16).into_iter().collect()),
+        },
+        tail: Tail { k: 0, v: 0 },
+        ..specache("f16", 4, "all", "memory")
+    };
+    let mut cache = built(&strategy).unwrap();
+    cache.admit(SEQ, Admission::Streaming).unwrap();
+    for query in 0..70 {
+        let out = script.step(&mut cache, SEQ, query..query + 1, 0).unwrap();
+        let error = output_error(&script, &out, query);
+        assert!(error < 1e-2, "query {query}: {error}");
+    }
+}
+
+#[test]
 fn tiers_threads_and_forks_give_the_same_bits() {
     let script = Script::new(5);
     let n = 200;
