@@ -142,6 +142,12 @@ fn what_can_t_be_checked_is_refused_with_code_2() {
         (&["q4_0", "--only", "oracel"], "did you mean `oracle`?"),
         (&[], "--all"),
         (&["project = { method = \"svd\", rank = 500 }"], "rank"),
+        (
+            &[
+                "retain = { method = \"gate\", file = \"experiments/artifacts/gate-smollm2-135m-instruct.safetensors\", kept_fraction = 0.5 }",
+            ],
+            "on the suite's own small layers (take file = \"random\")",
+        ),
     ] {
         let (code, out, err) = kvlab(&[&["check-strategy"], args].concat());
         assert_eq!((code, out.as_str()), (2, ""), "{err}");

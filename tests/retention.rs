@@ -73,7 +73,7 @@ fn a_stream_has_no_point_at_which_a_context_could_be_scored() {
 
 #[test]
 fn a_stream_has_no_point_at_which_heads_could_share() {
-    for allocate in ["global", "adakv", "pyramid"] {
+    for allocate in ["global", "adakv", "pyramid", "heads"] {
         let retain =
             format!("{{ method = \"knorm\", kept_fraction = 0.5, allocate = \"{allocate}\" }}");
         has(

@@ -111,6 +111,18 @@ pub enum CacheError {
         /// The length asked for.
         expected: usize,
     },
+    /// The layers' inputs have other channels than those that retention was learned from.
+    #[error(
+        "layer {layer}: its inputs have {got} channels, the strategy's gate was trained on inputs of {expected}: train one for this model (kvlab train), or take file = \"random\""
+    )]
+    HiddenWidth {
+        /// Layer index.
+        layer: usize,
+        /// Channels that came.
+        got: usize,
+        /// Channels that it was learned from.
+        expected: usize,
+    },
     /// The compression point came before what retention scores by.
     #[error(
         "sequence {seq}: the strategy's retention scores rows by what was seen of the context, and nothing was shown: call `show` before `compress`"

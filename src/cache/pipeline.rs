@@ -85,6 +85,11 @@ impl StagedCache {
         })
     }
 
+    /// Channels of the layers' inputs that retention was learned from, if it was.
+    pub fn hidden_width(&self) -> Option<usize> {
+        self.stages.retain.as_deref()?.hidden_width()
+    }
+
     pub(super) fn sequence(&self, seq: SeqId) -> Result<&SequenceState, CacheError> {
         self.sequences
             .get(&seq)
@@ -173,6 +178,27 @@ impl StagedCache {
         self.sparse.is_some() && state.is_some_and(|s| s.phase == Phase::Decoding)
     }
 
+    /// After rows have left: what was kept to choose among them, or of them, goes too.
+    fn forget(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        let Some(mut sparse) = self.sparse.take() else {
+            return Ok(());
+        };
+        let state = self.sequence(seq);
+        if let Ok(state) = &state
+            && state.earliest == state.len
+        {
+            let live = |[layer, head]: [usize; 2], range| {
+                let tables = state.layers[layer].heads[head].tables.iter().flatten();
+                let pages = tables.filter_map(|table| table.page(range));
+                pages.fold(0, |mask, page| mask | page.live())
+            };
+            sparse.forget(seq, &self.geometry, live);
+        }
+        let done = state.map(|_| ());
+        self.sparse = Some(sparse);
+        done
+    }
+
     fn shape(what: &'static str, got: usize, expected: usize) -> Result<(), CacheError> {
         if got == expected {
             Ok(())
@@ -225,12 +251,21 @@ impl KvCache for StagedCache {
         let width = g.n_kv_heads * g.head_dim;
         Self::shape("K rows", rows.k.len(), batch.n_rows() * width)?;
         Self::shape("V rows", rows.v.len(), batch.n_rows() * width)?;
+        let n_hidden = rows.hidden.len() / batch.n_rows().max(1);
+        if let Some(expected) = self.hidden_width()
+            && rows.hidden.len() != batch.n_rows() * expected
+        {
+            return Err(CacheError::HiddenWidth {
+                layer,
+                got: n_hidden,
+                expected,
+            });
+        }
         if layer == 0 {
             self.check_budget(batch)?;
         }
         for span in batch.spans() {
             let at = span.first_row * width..(span.first_row + span.n_tokens()) * width;
-            let n_hidden = rows.hidden.len() / batch.n_rows().max(1);
             let own = Rows {
                 k: &rows.k[at.clone()],
                 v: &rows.v[at],
@@ -302,6 +337,7 @@ impl KvCache for StagedCache {
                 }
                 Ok(())
             })?;
+            self.forget(span.seq)?;
         }
         self.make_room(batch)
     }
@@ -324,7 +360,8 @@ impl KvCache for StagedCache {
                 pool: &pool,
             };
             point.compress((seq, state), places, continuation)
-        })
+        })?;
+        self.forget(seq)
     }
 
     fn fork(&mut self, from: SeqId, to: SeqId) -> Result<(), CacheError> {

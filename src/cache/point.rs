@@ -28,6 +28,9 @@ pub fn show(
         return;
     };
     let n_tokens = state.len as usize;
+    if n_tokens == 0 {
+        return;
+    }
     let layers = seen.par_iter().zip(&geometry.layers).enumerate();
     let scores: Vec<Vec<Vec<f32>>> = layers
         .map(|(layer, (&seen, geometry))| {
@@ -147,7 +150,9 @@ impl Point<'_> {
         for (l, (layer, gone)) in state.layers.iter_mut().zip(choice.gone).enumerate() {
             for (h, (head, gone)) in layer.heads.iter_mut().zip(gone).enumerate() {
                 let positions = &positions[l][h];
-                head.compressed = Some(((positions.len() - gone.len()) as u32, reached[l]));
+                let n_left = (positions.len() - gone.len()) as u32;
+                // An empty context says nothing about shares.
+                head.compressed = (reached[l] > 0).then_some((n_left, reached[l]));
                 head.dying
                     .extend(gone.into_iter().map(|i| (positions[i], len)));
             }

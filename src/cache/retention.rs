@@ -205,6 +205,10 @@ pub trait Retention: Send + Sync {
     fn weight_bytes(&self) -> u64 {
         0
     }
+    /// Channels of the layers' inputs that it was learned from, if it was.
+    fn hidden_width(&self) -> Option<usize> {
+        None
+    }
     /// SHA-256 of the model that it was learned for, if it was.
     fn made_for(&self) -> Option<&str> {
         None

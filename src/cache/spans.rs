@@ -10,9 +10,9 @@ use super::CacheError;
 use super::attention::Tile;
 use super::head_view::HeadView;
 use super::pipeline::StagedCache;
-use super::places::PageBytes;
+use super::places::{Page, PageBytes};
 use super::predict::{Carry, Walk};
-use super::sparse::{Timer, Watch};
+use super::sparse::{State, Timer, Watch};
 use super::stage::Side;
 use super::token::{self, Token};
 use super::types::{Span, Traffic};
@@ -36,18 +36,19 @@ impl StagedCache {
         self.sparse.as_ref().map(|s| s.traffic())
     }
 
-    /// Bytes of rows that came back out of a tier and are here now.
+    /// Bytes of rows that came back out of a tier and are here now, of the sequence with most.
     pub fn fetched_bytes(&self) -> u64 {
-        let states = self.sparse.iter().flat_map(|s| s.states());
-        let tables = states
-            .flat_map(|state| state.tables())
-            .flat_map(|(.., t)| t);
-        let pages = tables.flat_map(|table| table.pages());
-        let held = pages.map(|page| match page.bytes {
+        let bytes = |page: &Page| match page.bytes {
             PageBytes::Raw(id) => self.store.page_bytes(id) as u64,
             _ => 0,
-        });
-        held.sum()
+        };
+        let of_one = |state: &State| {
+            let tables = state.tables().flat_map(|(.., t)| t);
+            let pages = tables.flat_map(|table| table.pages());
+            pages.map(bytes).sum()
+        };
+        let states = self.sparse.iter().flat_map(|s| s.states());
+        states.map(of_one).max().unwrap_or(0)
     }
 
     /// Wall time of attention.

@@ -180,6 +180,12 @@ pub struct Traffic {
     pub n_steps: u64,
     /// Bytes that attention reads: rows, their scales, and what rows are chosen by.
     pub read_bytes: u64,
+    /// Bytes that the attention of tokens reads that are only tried out.
+    #[serde(default)]
+    pub tried_bytes: u64,
+    /// Bytes of keys that are read once more to rank rows by.
+    #[serde(default)]
+    pub ranking_bytes: u64,
     /// Bytes of all rows that could be read.
     pub readable_bytes: u64,
     /// Bytes that came out of a tier, those read along with them included.

@@ -34,14 +34,14 @@ pub fn at(
     n_tokens: usize,
 ) -> Result<MemoryReport, CacheError> {
     let mut total = MemoryReport::default();
-    let by_bytes = |spec: &StageSpec| {
-        ["bytes", "bytes_per_token"]
+    let of_all_layers = |spec: &StageSpec| {
+        ["bytes", "bytes_per_token", "file"]
             .iter()
             .any(|key| spec.params.0.contains_key(*key))
     };
-    let shares = strategy.budget.is_some() || strategy.retain.as_ref().is_some_and(by_bytes);
+    let shares = strategy.budget.is_some() || strategy.retain.as_ref().is_some_and(of_all_layers);
     if shares || aqua::of(strategy).is_some() {
-        // The layers share a budget, or predict each other: one alone says nothing.
+        // The layers share a budget or a file of weights, or predict each other: one alone says nothing.
         return fill(strategy, geometry, protocol, n_tokens);
     }
     for (layer, n_layers) in distinct(geometry) {
@@ -166,18 +166,20 @@ pub fn fill_to(
     let mut cache = StagedCache::new(strategy, materials)?;
     cache.admit(SEQ, admission)?;
     let mut rng = ChaCha8Rng::seed_from_u64(0);
+    let n_hidden = cache.hidden_width().unwrap_or(0);
     let (mut start, mut reports) = (0, Vec::new());
     for &length in lengths {
         while start < length {
             let n = cache.step_limit(SEQ, STEP).min(length - start);
             let batch = Batch::single(SEQ, start as u32..(start + n) as u32);
+            let hidden = vec![0.0; n * n_hidden];
             for (i, layer) in geometry.layers.iter().enumerate() {
                 let n = n * layer.n_kv_heads * layer.head_dim;
                 let (k, v) = (normal(&mut rng, n), normal(&mut rng, n));
                 let rows = Rows {
                     k: &k,
                     v: &v,
-                    hidden: &[],
+                    hidden: &hidden,
                     residual_norms: &[],
                 };
                 cache.append(i, &batch, rows)?;
@@ -241,6 +243,8 @@ fn white_layer(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::retain::gate::weights::Lines;
+    use crate::cache::retain::gate::{EXTRAS, Weights};
     use crate::cache::stage::{Params, Value};
     use crate::config::Bos;
     use crate::data::Passages;
@@ -301,6 +305,48 @@ mod tests {
         );
         assert!((planned / live - 1.0).abs() < 0.01, "{planned} {live}");
     }
+
+    /// A gate's weights are one file for all layers.
+    #[test]
+    fn a_gates_weights_are_counted_once() {
+        let model = TinyModel::new(&TinyConfig {
+            n_layers: 3,
+            ..TinyConfig::of(Architecture::Llama)
+        });
+        let geometry = geometry(crate::model::weights::WeightSource::spec(&model), 64);
+        let n_heads = geometry.layers[0].n_kv_heads;
+        let lines = Lines::rounded(&vec![0.5; 3 * n_heads * (6 + EXTRAS)], 6, EXTRAS);
+        let weights = Weights::new((3, n_heads), lines);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gate.safetensors");
+        let origin = [("model_sha256".to_owned(), "ab".to_owned())].into();
+        std::fs::write(&path, weights.file(origin).unwrap()).unwrap();
+        let mut params = Params::default();
+        let path = Value::Text(path.display().to_string());
+        params.0.insert("file".to_owned(), path);
+        params
+            .0
+            .insert("kept_fraction".to_owned(), Value::Float(0.5));
+        let strategy = Strategy {
+            retain: Some(StageSpec {
+                name: "gate".to_owned(),
+                params,
+            }),
+            ..Strategy::bare("f16")
+        };
+        let protocol = Protocol::CompressOnce {
+            context: 64,
+            score: 1,
+            documents: 1,
+            continuation: Continuation::Exact,
+            floor: false,
+            bos: Bos::Never,
+            passages: Passages::Spread,
+        };
+        let planned = at(&strategy, &geometry, &protocol, 64).unwrap();
+        assert_eq!(planned.projection_bytes, weights.bytes());
+    }
+
     /// What is scored by a context is planned on noise; what counts bytes counts those of all layers.
     #[test]
     fn what_leaves_at_the_compression_point_is_planned() {

@@ -28,7 +28,15 @@ pub fn check_strategy(args: &CheckStrategyArgs, out: &mut dyn Write) -> anyhow::
     for (strategy, changes) in &subjects {
         let keys = strategies::keys(strategy);
         let context = Context::new(strategy, args.seed);
-        let context = context.with_context(|| format!("strategy {{ {keys} }}"))?;
+        let context = context.with_context(|| {
+            // A learned gate belongs to its model's layers.
+            let file = strategy.retain.as_ref().and_then(|r| r.params.text("file"));
+            let hint = match file.is_some_and(|f| f != "random") {
+                true => ", on the suite's own small layers (take file = \"random\")",
+                false => "",
+            };
+            format!("strategy {{ {keys} }}{hint}")
+        })?;
         if !args.json {
             writeln!(out, "{}: {keys}", strategy.label)?;
             for change in changes {

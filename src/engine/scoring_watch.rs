@@ -80,6 +80,10 @@ impl Retention for ScoringWatch {
         self.inner.weight_bytes()
     }
 
+    fn hidden_width(&self) -> Option<usize> {
+        self.inner.hidden_width()
+    }
+
     fn made_for(&self) -> Option<&str> {
         self.inner.made_for()
     }

@@ -26,6 +26,8 @@ fn add(a: Traffic, b: Traffic) -> Traffic {
     Traffic {
         n_steps: a.n_steps + b.n_steps,
         read_bytes: a.read_bytes + b.read_bytes,
+        tried_bytes: a.tried_bytes + b.tried_bytes,
+        ranking_bytes: a.ranking_bytes + b.ranking_bytes,
         readable_bytes: a.readable_bytes + b.readable_bytes,
         moved_bytes: a.moved_bytes + b.moved_bytes,
         n_reads: a.n_reads + b.n_reads,
@@ -56,6 +58,18 @@ static MEASURES: &[(&str, &str, Measure, f64)] = &[
         "of all %",
         |t| share(t.scored.read_bytes, t.scored.readable_bytes),
         100.0,
+    ),
+    (
+        "tried_bytes_per_token",
+        "tried KB/token",
+        |t| share(t.scored.tried_bytes, t.scored.n_steps),
+        1e-3,
+    ),
+    (
+        "ranking_bytes_per_token",
+        "ranked KB/token",
+        |t| share(t.scored.ranking_bytes, t.scored.n_steps),
+        1e-3,
     ),
     (
         "moved_bytes_per_token",
@@ -96,7 +110,8 @@ static MEASURES: &[(&str, &str, Measure, f64)] = &[
 ];
 
 const INTRO: &str = "What a decoded token reads, and what comes out of a tier for it. read: bytes of the rows, scales and \
-    bounds that attention reads, over all layers; of all: of the bytes of every live row. moved: bytes that came out of the \
+    bounds that attention reads, over all layers; of all: of the bytes of every live row. tried: what the attention of a token reads that is only tried out beside \
+    it; ranked: keys that are read once more to rank rows by; neither is part of read. KB: 1000 bytes. moved: bytes that came out of the \
     tier, whole sectors of a file; by page cache: reads that did not reach the disk itself, where the file system has no \
     others. hits: of the rows that the token's own queries rank first, those that were here before they were asked for. These \
     over the scored tokens. stall: time spent waiting for rows, over the timed steps, as are the bytes beside it; ms/token \
@@ -173,6 +188,8 @@ mod tests {
             scored: Traffic {
                 n_steps: 10 * n,
                 read_bytes: 2500 * n,
+                tried_bytes: 4000 * n,
+                ranking_bytes: 30 * n,
                 readable_bytes: 10_000 * n,
                 moved_bytes: 512 * n,
                 n_reads: n,
@@ -199,6 +216,8 @@ mod tests {
         let want = [
             Some(250.0),
             Some(0.25),
+            Some(400.0),
+            Some(3.0),
             Some(51.2),
             Some(0.1),
             Some(0.0),

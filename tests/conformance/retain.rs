@@ -8,7 +8,9 @@ use kvlab::cache::{
 };
 
 use super::oracle::oracle;
-use super::support::{Script, add, assert_bits, build, parse_example, resume, script, step, tiny};
+use super::support::{
+    Script, add, assert_bits, build, parse_example, resume, run, script, step, tiny,
+};
 
 const SEQ: SeqId = SeqId(0);
 
@@ -203,6 +205,35 @@ fn prompts_of_one_and_two_tokens_go_on() {
                     assert!(cache.memory().rows_live >= 4);
                 }
             }
+        }
+    }
+}
+
+/// An empty context leaves nothing and says nothing: what comes later is as if there had been no point.
+#[test]
+fn an_empty_context_is_no_context() {
+    let g = tiny();
+    let s = script(&g, 60, 102, 0.5);
+    for mut spec in stages() {
+        if spec.name != "window" {
+            let uniform = Value::Text("uniform".into());
+            spec.params.0.insert("allocate".into(), uniform);
+        }
+        let strategy = with(&keeping(spec, 0.5), r#""q8_0""#);
+        let what = &strategy.label;
+        for continuation in BOTH {
+            let mut cache = compressed(&strategy, (&g, &s), (0, &[1]), continuation);
+            assert_eq!(cache.memory().rows_live, 0, "{what}");
+            let got = resume(&mut cache, &g, SEQ, &s, 0..60, &[7]);
+            if continuation == Continuation::Exact || cache.needs().context.any() {
+                assert_eq!(cache.memory().rows_live, 240, "{what}");
+                continue;
+            }
+            let mut stream = build(&strategy, &g);
+            let want = run(&mut stream, &g, SEQ, &s, &[1]);
+            assert_bits(what, &want, &got);
+            let (a, b) = (cache.memory().rows_live, stream.memory().rows_live);
+            assert_eq!((a, b), (120, 120), "{what}");
         }
     }
 }

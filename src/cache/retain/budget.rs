@@ -94,14 +94,14 @@ pub const SEGMENTS: ParamDef = ParamDef {
 };
 
 /// How heads share: the words.
-const WORDS: &[&str] = &["uniform", "adakv", "pyramid", "global"];
+const WORDS: &[&str] = &["uniform", "adakv", "pyramid", "global", "heads"];
 
 /// `allocate`, each head for itself.
 pub const ALLOCATE: ParamDef = ParamDef {
     name: "allocate",
     domain: Domain::Choice { of: WORDS },
     default: Some("uniform"),
-    doc: "who shares a budget: nobody, the heads of a layer, all heads; `pyramid` gives early layers more",
+    doc: "who shares a budget: nobody, the heads of a layer, all heads; `pyramid`: early layers have more; `heads`: the best heads keep all rows, the others what is protected",
 };
 
 /// `allocate` among the heads of a layer.
@@ -251,6 +251,9 @@ pub enum Allocate {
     Pyramid(f64),
     /// All heads of all layers.
     Global,
+    /// All heads of all layers: those whose best row scores highest keep all rows, as many heads as fit, the others what is
+    /// protected (KVzip's head level, arXiv 2505.23416).
+    Heads,
 }
 
 impl Allocate {
@@ -354,6 +357,7 @@ impl Rule {
             Some("adakv") => Allocate::Layer(params.float("safeguard").unwrap_or(0.0)),
             Some("pyramid") => Allocate::Pyramid(params.int("beta").unwrap_or(1) as f64),
             Some("global") => Allocate::Global,
+            Some("heads") => Allocate::Heads,
             _ => Allocate::Uniform,
         };
         Ok(Self {

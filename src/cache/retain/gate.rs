@@ -4,7 +4,8 @@
 //! position; a small network may add to it. The weights come from a file that `kvlab train` writes; they are fitted to ln of
 //! what `kvzip_plus` gives, so that one threshold can serve all heads.
 //!
-//! Invariants: a score depends on its own row alone; a file made for another model is refused where the model is known.
+//! Invariants: a score depends on its own row alone; a file made for another model is refused where the model is known, one for
+//! other layers, heads or channels everywhere.
 
 pub mod weights;
 
@@ -106,7 +107,7 @@ pub(super) fn read(
     let weights = Weights::read(file, &bytes).map_err(refused)?;
     let layers = &context.geometry.layers;
     let shape = (layers.len(), layers.first().map_or(0, |l| l.n_kv_heads));
-    // One layer is a stand-in for a model that is not known yet.
+    // One layer or none stands in for a model that is not known yet; no row is ever scored there.
     if shape.0 > 1 && shape != weights.shape {
         return Err(refused(format!(
             "`{file}` was made for {} layers of {} KV heads, the model has {} of {}: train one for this model",
@@ -133,7 +134,6 @@ impl Score for Gate {
     }
 
     fn arrival(&self, row: NewRow<'_>) -> f32 {
-        let n = row.hidden.len();
         let Gate::Learned(weights) = self else {
             let sign = |i: usize| match super::random::mixed(
                 (row.layer * 64 + row.kv_head + 64 * 64 * i) as u64,
@@ -145,11 +145,6 @@ impl Score for Gate {
             let terms = row.hidden.iter().enumerate();
             return terms.fold(0.0, |s, (i, x)| sign(i).mul_add(*x, s));
         };
-        let (n_layers, n_kv_heads) = weights.shape;
-        if weights.n_embd() != n || row.layer >= n_layers || row.kv_head >= n_kv_heads {
-            // Another model's rows; where the model is known, the file was refused.
-            return 0.0;
-        }
         let extras = extras(row.k, row.v, row.position);
         weights.score((row.layer, row.kv_head), row.hidden, &extras)
     }
@@ -158,6 +153,13 @@ impl Score for Gate {
         match self {
             Gate::Learned(weights) => weights.bytes(),
             Gate::Random => 0,
+        }
+    }
+
+    fn hidden_width(&self) -> Option<usize> {
+        match self {
+            Gate::Learned(weights) => Some(weights.n_embd()),
+            Gate::Random => None,
         }
     }
 

@@ -301,6 +301,10 @@ impl Retention for Joint {
         self.score.weight_bytes()
     }
 
+    fn hidden_width(&self) -> Option<usize> {
+        self.score.hidden_width()
+    }
+
     fn made_for(&self) -> Option<&str> {
         self.score.made_for()
     }

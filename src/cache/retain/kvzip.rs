@@ -2,7 +2,8 @@
 //!
 //! The engine reads the context a second time, as the answer to a prompt that asks to repeat it; a row's score is the most
 //! attention that it got meanwhile, for `kvzip_plus` weighted by what the row adds to its layer's output. What is asked
-//! about the context later plays no part.
+//! about the context later plays no part. With `allocate = "heads"` whole heads stay or go: the paper's head level, but by
+//! the context's own repetition, where the paper weighs heads once, on another text.
 
 use super::super::Needs;
 use super::super::stage::{ContextLayer, ContextNeeds, Kind, StageDef, Tolerance, never};
@@ -32,7 +33,10 @@ pub const KVZIP: StageDef = StageDef {
         SEGMENTS,
     ],
     calibrated: never,
-    examples: &["{ method = \"kvzip\", kept_fraction = 0.5 }"],
+    examples: &[
+        "{ method = \"kvzip\", kept_fraction = 0.5 }",
+        "{ method = \"kvzip\", kept_fraction = 0.7, allocate = \"heads\", recent = 16 }",
+    ],
     tolerance: Tolerance::Exact,
     build: |params, _| Selection::stage("kvzip", params, 0, Repeated::Attention),
 };

@@ -40,6 +40,10 @@ pub trait Score: Send + Sync {
     fn weight_bytes(&self) -> u64 {
         0
     }
+    /// Channels of the layers' inputs that it was learned from, if it was.
+    fn hidden_width(&self) -> Option<usize> {
+        None
+    }
     /// SHA-256 of the model that it was learned for, if it was.
     fn made_for(&self) -> Option<&str> {
         None
@@ -113,6 +117,10 @@ impl<S: Score> Retention for Selection<S> {
         self.score.weight_bytes()
     }
 
+    fn hidden_width(&self) -> Option<usize> {
+        self.score.hidden_width()
+    }
+
     fn made_for(&self) -> Option<&str> {
         self.score.made_for()
     }
@@ -158,6 +166,7 @@ impl Rule {
             return gone;
         }
         let budget = match (live.compressed, self.budget) {
+            (Some((kept, of)), _) if kept < of && self.allocate == Allocate::Heads => 1.0,
             (Some((kept, of)), Budget::KeptFraction(_) | Budget::BytesPerToken(_)) => {
                 part(f64::from(kept) / f64::from(of.max(1)), live.n_reached)
             }
@@ -232,7 +241,7 @@ impl Rule {
                     let layer = |l: usize| (0..heads[l].len()).map(|h| (l, h)).collect();
                     (0..heads.len()).map(layer).collect()
                 }
-                Allocate::Global => vec![all.collect()],
+                Allocate::Global | Allocate::Heads => vec![all.collect()],
             };
             for group in groups {
                 for c in self.excess(heads, &group, &segment) {
@@ -290,6 +299,10 @@ impl Rule {
             }));
         }
         let excess = n_live.saturating_sub(total as usize);
+        if self.allocate == Allocate::Heads {
+            let n_leave = free.len();
+            return all_but_whole_heads(free, n_leave.saturating_sub(excess));
+        }
         let key = |c: &Candidate| (heads[c.layer][c.head].positions[c.index], c.layer, c.head);
         lowest_by(free, excess, |a, b| {
             a.score
@@ -297,6 +310,27 @@ impl Rule {
                 .then_with(|| key(a).cmp(&key(b)))
         })
     }
+}
+
+/// Rows of all heads but those whose best rows score highest, of which so many stay whole as have room for `n_rows`. A head's
+/// rows are neighbours; of equal heads the first stays.
+fn all_but_whole_heads(rows: Vec<Candidate>, n_rows: usize) -> Vec<Candidate> {
+    let same = |a: &Candidate, b: &Candidate| (a.layer, a.head) == (b.layer, b.head);
+    let higher = |a: f32, c: &Candidate| match c.score.total_cmp(&a) {
+        std::cmp::Ordering::Greater => c.score,
+        _ => a,
+    };
+    let best = |head: &[Candidate]| head.iter().fold(head[0].score, higher);
+    let mut heads: Vec<(f32, &[Candidate])> =
+        rows.chunk_by(same).map(|head| (best(head), head)).collect();
+    heads.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let ends = heads.iter().scan(0, |n, (_, head)| {
+        *n += head.len();
+        Some(*n)
+    });
+    let n_whole = ends.take_while(|&n| n <= n_rows).count();
+    let gone = heads[n_whole..].iter().map(|&(_, head)| head);
+    gone.flatten().copied().collect()
 }
 
 /// Keeps a head's best row if all would leave.

@@ -3,6 +3,7 @@
 
 mod bytes;
 mod gate;
+mod heads;
 mod joint;
 mod scores;
 mod selection;

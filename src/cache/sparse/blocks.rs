@@ -8,8 +8,9 @@
 //! query     ( 2,-1, 1)                  bound  6 - 2 - 1 = 3       scores -4, 3
 //! ```
 //!
-//! Invariants: a block's bounds are kept in f16 and follow from its rows alone; a token's own block is always read; which
-//! blocks are read depends on the token's query, not on the tokens decoded beside it.
+//! Invariants: a block's bounds are kept in f16, follow from its rows alone and go when the last of them has left (until then they
+//! may be wider than what lives); a token's own block is always read; which blocks are read depends on the token's query, not on
+//! the tokens decoded beside it.
 
 use std::ops::Range;
 
@@ -33,7 +34,9 @@ pub struct Plan {
 /// One KV head's bounds, and what its next token reads.
 #[derive(Debug, Clone, Default)]
 pub struct Head {
-    /// `[block][least, greatest][head_dim]`.
+    /// Blocks with bounds, ascending: those with rows that live.
+    blocks: Vec<u32>,
+    /// Theirs, `[least, greatest][head_dim]` each.
     bounds: Vec<f16>,
     /// By range, rows to be read; all where it is empty.
     pub chosen: Vec<Mask>,
@@ -43,16 +46,20 @@ impl Head {
     /// Takes in keys after RoPE from `first` on, `[row][head_dim]`.
     pub fn take_in(&mut self, plan: Plan, first: u32, keys: &[f32], d: usize) {
         for (key, p) in keys.chunks_exact(d).zip(first as usize..) {
-            let at = p / plan.page * 2 * d;
-            if self.bounds.len() == at {
+            let block = (p / plan.page) as u32;
+            if self.blocks.last() != Some(&block) {
                 let row = key.iter().map(|&x| f16::from_f32(x));
                 if self.bounds.len() == self.bounds.capacity() {
-                    self.bounds.reserve_exact(2 * d * (RANGE / plan.page));
+                    let n = RANGE / plan.page;
+                    self.bounds.reserve_exact(2 * d * n);
+                    self.blocks.reserve_exact(n);
                 }
+                self.blocks.push(block);
                 self.bounds.extend(row.clone().chain(row));
                 continue;
             }
-            let (least, greatest) = self.bounds[at..at + 2 * d].split_at_mut(d);
+            let at = self.bounds.len() - 2 * d;
+            let (least, greatest) = self.bounds[at..].split_at_mut(d);
             for ((least, greatest), &x) in least.iter_mut().zip(greatest).zip(key) {
                 let x = f16::from_f32(x);
                 *least = least.min(x);
@@ -94,20 +101,45 @@ impl Head {
             let bounds = q.chunks_exact(d).map(of_query);
             (b, bounds.fold(f32::NEG_INFINITY, f32::max))
         };
-        let all = self.bounds.chunks_exact(2 * d).enumerate();
-        all.take(blocks.end).skip(blocks.start).map(bound).collect()
+        let ids = self.blocks.iter().map(|&b| b as usize);
+        let all = ids.zip(self.bounds.chunks_exact(2 * d));
+        all.filter(|(b, _)| blocks.contains(b)).map(bound).collect()
     }
 
     /// Goes back to `len` rows, a multiple of a block's.
     pub fn truncate(&mut self, plan: Plan, len: u32, d: usize) {
-        self.bounds.truncate(len as usize / plan.page * 2 * d);
+        let end = len / plan.page as u32;
+        let n = self.blocks.partition_point(|&b| b < end);
+        self.blocks.truncate(n);
+        self.bounds.truncate(n * 2 * d);
         self.chosen.clear();
+    }
+
+    /// Lets go of blocks whose rows have all left. `live`: by range, the rows that live.
+    pub fn forget(&mut self, plan: Plan, live: impl Fn(u32) -> Mask, d: usize) {
+        let block = Mask::MAX >> (RANGE - plan.page);
+        let is_left = |&b: &u32| {
+            let first = b as usize * plan.page;
+            live((first / RANGE) as u32) & (block << (first % RANGE)) != 0
+        };
+        let left: Vec<bool> = self.blocks.iter().map(is_left).collect();
+        if left.iter().all(|&l| l) {
+            return;
+        }
+        let rows = self.bounds.chunks_exact(2 * d).zip(&left);
+        let rows = rows.filter(|(_, left)| **left).flat_map(|(row, _)| row);
+        self.bounds = rows.copied().collect();
+        self.bounds.shrink_to_fit();
+        let mut left = left.into_iter();
+        self.blocks.retain(|_| left.next().unwrap_or(true));
+        self.blocks.shrink_to_fit();
     }
 
     /// Bytes of the bounds.
     pub fn bytes(&self) -> u64 {
-        (self.bounds.capacity() * size_of::<f16>() + self.chosen.capacity() * size_of::<Mask>())
-            as u64
+        let choice =
+            self.blocks.capacity() * size_of::<u32>() + self.chosen.capacity() * size_of::<Mask>();
+        (self.bounds.capacity() * size_of::<f16>() + choice) as u64
     }
 
     /// Bytes of the bounds that a choice reads.

@@ -71,6 +71,8 @@ pub struct Sparse {
     traffic: Traffic,
     /// The most bytes that came back at a time, of what is let go at once.
     peak_bytes: u64,
+    /// The most bytes that ranking rows has taken.
+    rank_bytes: u64,
 }
 
 /// One sequence's.
@@ -173,6 +175,7 @@ impl Sparse {
             watch: Watch::Nothing,
             traffic: Traffic::default(),
             peak_bytes: 0,
+            rank_bytes: 0,
         })
     }
 
@@ -326,6 +329,30 @@ impl Sparse {
         }
     }
 
+    /// Lets go of what was kept for rows that have left. `live`: by layer, KV head and range, the rows that live.
+    pub fn forget(
+        &mut self,
+        seq: SeqId,
+        geometry: &Geometry,
+        live: impl Fn([usize; 2], u32) -> Mask,
+    ) {
+        match (self.sequences.get_mut(&seq), &self.reading) {
+            (Some(State::Blocks(layers)), Reading::Blocks(plan)) => {
+                for (l, (heads, g)) in layers.iter_mut().zip(&geometry.layers).enumerate() {
+                    for (h, head) in heads.iter_mut().enumerate() {
+                        head.forget(*plan, |range| live([l, h], range), g.head_dim);
+                    }
+                }
+            }
+            (Some(State::Refetch { layers, .. }), _) => {
+                for (l, layer) in layers.iter_mut().enumerate() {
+                    layer.forget(|h, range| live([l, h], range));
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// A copy of a sequence that shares blocks and pages.
     ///
     /// # Errors
@@ -370,9 +397,9 @@ impl Sparse {
         self.sequences.values().map(State::bytes).sum()
     }
 
-    /// The most bytes that came back at a time, where they are let go at once.
+    /// Working memory: the most bytes that came back at a time, where they are let go at once, and that ranking has taken.
     pub fn peak_bytes(&self) -> u64 {
-        self.peak_bytes
+        self.peak_bytes + self.rank_bytes
     }
 }
 

@@ -15,7 +15,15 @@ use super::super::token::Place;
 use super::super::visibility::Class;
 use crate::compute::cpu::vector::{exp_sum, max};
 
-/// By KV head, the `n` coded rows with the most weight for a token at `position`, ascending. `q`: `[head][head_dim]`.
+/// Rows that a token attends to most.
+pub struct Ranked {
+    /// By KV head, ascending.
+    pub rows: Vec<Vec<u32>>,
+    /// Working memory of the head that took most, besides that of attention.
+    pub work_bytes: u64,
+}
+
+/// The `n` coded rows of each KV head with the most weight for a token at `position`. `q`: `[head][head_dim]`.
 ///
 /// # Errors
 /// Pages that can't be read.
@@ -25,9 +33,12 @@ pub fn most_attended(
     q: &[f32],
     n: usize,
     pool: &Pool,
-) -> Result<Vec<Vec<u32>>, CacheError> {
+) -> Result<Ranked, CacheError> {
     let Some(view) = views.first() else {
-        return Ok(Vec::new());
+        return Ok(Ranked {
+            rows: Vec::new(),
+            work_bytes: 0,
+        });
     };
     let width = view.geometry.group() * view.geometry.head_dim;
     let heads = views.par_iter().zip(q.par_chunks_exact(width));
@@ -38,10 +49,18 @@ pub fn most_attended(
         let weights = scratch.coded_weights(view, position, q);
         pool.give(asked);
         pool.give(scratch);
-        weights.map(|weights| first(weights, n))
+        weights.map(|(weights, n_bytes)| (first(weights, n), n_bytes))
     });
-    ranked.collect()
+    let ranked: Result<Vec<(Vec<u32>, u64)>, CacheError> = ranked.collect();
+    let (rows, n_bytes): (Vec<_>, Vec<_>) = ranked?.into_iter().unzip();
+    Ok(Ranked {
+        rows,
+        work_bytes: n_bytes.into_iter().max().unwrap_or(0),
+    })
 }
+
+/// Coded rows by position with their weights, and the bytes that finding them took.
+type Weights = (Vec<(u32, f32)>, u64);
 
 /// The positions of the `n` largest weights, ascending.
 fn first(mut weights: Vec<(u32, f32)>, n: usize) -> Vec<u32> {
@@ -62,9 +81,9 @@ impl Scratch {
         view: HeadView<'_>,
         position: u32,
         q: [&[f32]; 2],
-    ) -> Result<Vec<(u32, f32)>, CacheError> {
+    ) -> Result<Weights, CacheError> {
         let n_queries = view.geometry.group();
-        let mut scores = vec![Vec::new(); n_queries];
+        let mut scores: Vec<Vec<f32>> = vec![Vec::new(); n_queries];
         // Of each row that is seen: its position, if it is a coded one.
         let mut rows: Vec<Option<u32>> = Vec::new();
         for range in view.first_range(position)..=position / RANGE as u32 {
@@ -103,8 +122,13 @@ impl Scratch {
                 *w += *x / l;
             }
         }
+        let scores = scores.iter().map(|of_query| of_query.capacity());
+        let n_floats = scores.sum::<usize>() + weights.capacity();
+        let n_bytes = n_floats * size_of::<f32>() + rows.capacity() * size_of::<Option<u32>>();
         let coded = rows.into_iter().zip(weights);
-        Ok(coded.filter_map(|(p, w)| Some((p?, w))).collect())
+        let coded: Vec<(u32, f32)> = coded.filter_map(|(p, w)| Some((p?, w))).collect();
+        let n_bytes = n_bytes + coded.capacity() * size_of::<(u32, f32)>();
+        Ok((coded, n_bytes as u64))
     }
 }
 

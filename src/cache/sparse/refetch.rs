@@ -162,6 +162,14 @@ impl Head {
             .all(|(table, _)| here(table))
     }
 
+    /// Lets go of rows that have left, and of blocks without others. `live`: by range, the rows that live.
+    fn forget(&mut self, live: impl Fn(u32) -> Mask) {
+        for (&range, kept) in &mut self.kept {
+            kept.written = kept.written.map(|mask| mask & live(range));
+        }
+        self.kept.retain(|_, kept| kept.written != [0; 2]);
+    }
+
     /// Rows of a list that can be brought back.
     fn picks(&self, positions: &[u32]) -> Vec<Pick> {
         let pick = |&position| Pick {
@@ -331,12 +339,17 @@ impl Layer {
     /// Forgets rows from `len` on.
     pub fn truncate(&mut self, len: u32) {
         for head in &mut self.heads {
-            for (&range, kept) in &mut head.kept {
+            head.forget(|range| {
                 let n = len.saturating_sub(range * RANGE as u32).min(RANGE as u32);
-                let below = Mask::MAX.checked_shr(RANGE as u32 - n).unwrap_or(0);
-                kept.written = kept.written.map(|mask| mask & below);
-            }
-            head.kept.retain(|_, kept| kept.written != [0; 2]);
+                Mask::MAX.checked_shr(RANGE as u32 - n).unwrap_or(0)
+            });
+        }
+    }
+
+    /// Lets go of rows that have left. `live`: by KV head and range, the rows that live.
+    pub fn forget(&mut self, live: impl Fn(usize, u32) -> Mask) {
+        for (h, head) in self.heads.iter_mut().enumerate() {
+            head.forget(|range| live(h, range));
         }
     }
 

@@ -6,13 +6,15 @@
 use super::super::formats::{Format, Mask};
 use super::super::head_view::HeadView;
 use super::super::pipeline::StagedCache;
+use super::super::places::Page;
 use super::super::stage::Side;
 use super::super::token::{self, Token};
 use super::super::types::Span;
 use super::super::visibility::Class;
 use super::super::{CacheError, RANGE};
+use super::rank::{self, Ranked};
 use super::refetch::When;
-use super::{HeadReading, Reading, Sparse, State, Watch, rank};
+use super::{HeadReading, Reading, Sparse, State, Watch};
 
 /// A token of a step, in one layer.
 #[derive(Clone, Copy)]
@@ -67,9 +69,9 @@ impl StagedCache {
         if !turn.is_tried() {
             sparse.traffic.n_steps += u64::from(turn.layer == 0);
             self.choose(sparse, state, turn)?;
-            if sparse.watch == Watch::Hits {
-                self.count(sparse, state, turn)?;
-            }
+        }
+        if sparse.watch == Watch::Hits {
+            self.count(sparse, state, turn)?;
         }
         let mut partials = std::mem::take(&mut self.partials);
         let token = Token {
@@ -135,7 +137,7 @@ impl StagedCache {
             _ => return Ok(()),
         };
         if plan.when == When::Demand {
-            let ranked = self.ranked(state, turn, plan.n_rows)?;
+            let ranked = self.rank(sparse, state, turn, plan.n_rows)?;
             self.note_hits(sparse, state, turn, &ranked);
             self.ask(sparse, state, turn, ranked);
         }
@@ -164,8 +166,9 @@ impl StagedCache {
         let stages = std::sync::Arc::clone(&self.stages);
         layer.bring(&mut self.places(), &stages.formats[turn.layer])?;
         if plan.when == When::Speculative && sparse.watch == Watch::Hits {
+            // What is held against what was here, and is no part of the method.
             let ranked = self.ranked(state, turn, plan.n_rows)?;
-            self.note_hits(sparse, state, turn, &ranked);
+            self.note_hits(sparse, state, turn, &ranked.rows);
         }
         Ok(())
     }
@@ -182,7 +185,8 @@ impl StagedCache {
         };
         match plan.when {
             When::Speculative if turn.is_tried() => {
-                let ranked = self.ranked(state, turn, plan.n_rows)?;
+                let n_rows = plan.n_rows;
+                let ranked = self.rank(sparse, state, turn, n_rows)?;
                 self.ask(sparse, state, turn, ranked);
             }
             When::All => {
@@ -198,12 +202,25 @@ impl StagedCache {
         Ok(())
     }
 
-    fn ranked(
+    /// Ranks rows, and counts what that takes.
+    fn rank(
         &self,
+        sparse: &mut Sparse,
         state: &State,
         turn: Turn<'_>,
         n_rows: usize,
     ) -> Result<Vec<Vec<u32>>, CacheError> {
+        let ranked = self.ranked(state, turn, n_rows)?;
+        sparse.rank_bytes = sparse.rank_bytes.max(ranked.work_bytes);
+        if sparse.watch == Watch::Hits {
+            for (head, view) in self.views(state, turn)?.into_iter().enumerate() {
+                sparse.traffic.ranking_bytes += read_bytes(&view, head, Side::K);
+            }
+        }
+        Ok(ranked.rows)
+    }
+
+    fn ranked(&self, state: &State, turn: Turn<'_>, n_rows: usize) -> Result<Ranked, CacheError> {
         let views = self.views(state, turn)?;
         rank::most_attended(&views, turn.position, turn.q, n_rows, &self.pool)
     }
@@ -230,33 +247,59 @@ impl StagedCache {
         side(Side::K) + side(Side::V)
     }
 
-    /// Adds up what a token reads, and what it could.
+    /// Adds up what a token reads; of one that is no trial also what it could.
     fn count(&self, sparse: &mut Sparse, state: &State, turn: Turn<'_>) -> Result<(), CacheError> {
-        let traffic = &mut sparse.traffic;
+        let (mut read, mut readable) = (0, 0);
         for (head, view) in self.views(state, turn)?.into_iter().enumerate() {
             if let State::Blocks(layers) = state {
-                traffic.read_bytes += layers[turn.layer][head].read_bytes();
+                read += layers[turn.layer][head].read_bytes();
             }
-            for (side, tables) in Side::BOTH.into_iter().zip(&view.state.tables) {
-                for (class, table) in Class::ALL.into_iter().zip(tables) {
-                    let ladder = view.formats.ladder(head, side, class);
-                    for page in table.pages() {
-                        let format = page.format(ladder);
-                        let read = view.reading.mask(side, class, page.range) & page.live();
-                        traffic.readable_bytes += touched(format, page.stored(), page.live());
-                        traffic.read_bytes += touched(format, page.stored(), read);
-                    }
-                }
-                if let HeadReading::Fetched(tables) = view.reading {
-                    let format = view.formats.format(head, side, Class::Fetched);
-                    let fetched = tables[side as usize].pages().iter();
-                    let n_bytes = fetched.map(|page| format.bytes(page.stored()) as u64);
-                    traffic.read_bytes += n_bytes.sum::<u64>();
-                }
+            for side in Side::BOTH {
+                read += read_bytes(&view, head, side);
+                readable += stored_bytes(&view, head, side, |_, page| page.live());
+            }
+        }
+        let traffic = &mut sparse.traffic;
+        match turn.is_tried() {
+            true => traffic.tried_bytes += read,
+            false => {
+                traffic.read_bytes += read;
+                traffic.readable_bytes += readable;
             }
         }
         Ok(())
     }
+}
+
+/// Bytes of one side of a head that its token reads, rows that came back included.
+fn read_bytes(view: &HeadView<'_>, head: usize, side: Side) -> u64 {
+    let chosen = |class, page: &Page| view.reading.mask(side, class, page.range) & page.live();
+    let mut sum = stored_bytes(view, head, side, chosen);
+    if let HeadReading::Fetched(tables) = view.reading {
+        let format = view.formats.format(head, side, Class::Fetched);
+        let fetched = tables[side as usize].pages().iter();
+        let n_bytes = fetched.map(|page| format.bytes(page.stored()) as u64);
+        sum += n_bytes.sum::<u64>();
+    }
+    sum
+}
+
+/// Bytes of what lies together with some rows of each page of one side of a head.
+fn stored_bytes(
+    view: &HeadView<'_>,
+    head: usize,
+    side: Side,
+    rows: impl Fn(Class, &Page) -> Mask,
+) -> u64 {
+    let tables = Class::ALL
+        .into_iter()
+        .zip(&view.state.tables[side as usize]);
+    let pages = tables.flat_map(|(class, table)| table.pages().iter().map(move |p| (class, p)));
+    let n_bytes = pages.map(|(class, page)| {
+        let format = page.format(view.formats.ladder(head, side, class));
+        touched(format, page.stored(), rows(class, page))
+    });
+    n_bytes.sum()
 }
 
 /// Bytes of what lies together with the rows that are read.

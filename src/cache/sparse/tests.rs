@@ -1,5 +1,6 @@
 //! What decoded tokens read: against plain restatements in f64, and against caches that read all.
 
+mod leaving;
 mod quest;
 
 use std::sync::Arc;

@@ -12,7 +12,10 @@ use crate::cache::retain::gate::{EXTRAS, Weights};
 use crate::cache::rope::{PairLayout, Rope};
 use crate::cache::stage::{NewRow, Params, Value};
 use crate::cache::strategy::{StageSpec, Strategy};
-use crate::cache::{CacheError, Geometry, KvCache, LayerGeometry, Materials, StagedCache};
+use crate::cache::{
+    Admission, Batch, CacheError, Geometry, KvCache, LayerGeometry, Materials, Rows, SeqId,
+    StagedCache,
+};
 
 /// Layers, KV heads, features.
 const SHAPE: [usize; 3] = [2, 2, 6 + EXTRAS];
@@ -339,6 +342,40 @@ fn weights_are_charged() {
     assert_eq!(charged(&older()), (n_lines * (2 * 6 + 4 * EXTRAS)) as u64);
     let random = cache(Value::Text("random".to_owned()), 2).unwrap();
     assert_eq!(random.memory().projection_bytes, 0);
+}
+
+/// Where no sum of the model is at hand, its channels give a gate of another one away.
+#[test]
+fn a_gate_for_other_channels_is_refused_at_the_first_row() {
+    let (_dir, path) = file(&lines().file(origin()).unwrap());
+    let append = |n_hidden: usize| {
+        let mut cache = cache(path.clone(), SHAPE[0]).unwrap();
+        cache.admit(SeqId(0), Admission::Streaming).unwrap();
+        let rows = [0.5; 3 * SHAPE[1] * 8];
+        let hidden = vec![0.25; 3 * n_hidden];
+        let rows = Rows {
+            k: &rows,
+            v: &rows,
+            hidden: &hidden,
+            residual_norms: &[],
+        };
+        cache.append(0, &Batch::single(SeqId(0), 0..3), rows)
+    };
+    append(6).unwrap();
+    for n_hidden in [0, 5, 7, 12] {
+        let error = append(n_hidden).unwrap_err();
+        assert!(
+            matches!(error, CacheError::HiddenWidth { layer: 0, got, expected: 6 } if got == n_hidden),
+            "{error}"
+        );
+        let text = error.to_string();
+        let want =
+            format!("have {n_hidden} channels, the strategy's gate was trained on inputs of 6");
+        assert!(
+            text.contains(&want) && text.contains("kvlab train"),
+            "{text}"
+        );
+    }
 }
 
 #[test]

@@ -10,12 +10,12 @@ use crate::cache::retain::selection::Selection;
 use crate::cache::stage::{LiveRows, Moment, Retention};
 
 /// `[layer][kv_head][token]`.
-type Scores = Vec<Vec<Vec<f32>>>;
+pub(super) type Scores = Vec<Vec<Vec<f32>>>;
 
 /// Positions, `[layer][kv_head]`.
-type Kept = Vec<Vec<Vec<u32>>>;
+pub(super) type Kept = Vec<Vec<Vec<u32>>>;
 
-fn rule(budget: Budget, allocate: Allocate) -> Rule {
+pub(super) fn rule(budget: Budget, allocate: Allocate) -> Rule {
     Rule {
         budget,
         allocate,
@@ -68,13 +68,13 @@ fn left(rule: &Rule, scores: &Scores, reached: &[u32]) -> Kept {
 }
 
 /// The same of layers without a window.
-fn kept(rule: &Rule, scores: &Scores) -> Kept {
+pub(super) fn kept(rule: &Rule, scores: &Scores) -> Kept {
     let n = scores[0][0].len() as u32;
     left(rule, scores, &vec![n; scores.len()])
 }
 
 /// What a decode step leaves of a head whose rows are `positions`.
-fn step(
+pub(super) fn step(
     rule: &Rule,
     positions: &[u32],
     score: impl Fn(u32) -> f32,
@@ -93,13 +93,13 @@ fn step(
     without(positions, &gone)
 }
 
-fn counts(kept: &Kept) -> Vec<Vec<usize>> {
+pub(super) fn counts(kept: &Kept) -> Vec<Vec<usize>> {
     let layer = |heads: &Vec<Vec<u32>>| heads.iter().map(Vec::len).collect();
     kept.iter().map(layer).collect()
 }
 
 /// Different everywhere, in no order.
-fn noise(n_layers: usize, n_heads: usize, n: usize) -> Scores {
+pub(super) fn noise(n_layers: usize, n_heads: usize, n: usize) -> Scores {
     let score = |i: usize| ((i * 7919 + 13) % 10_007) as f32;
     let head = |h: usize| (0..n).map(|t| score(h * n + t)).collect();
     let layer = |l: usize| (0..n_heads).map(|h| head(l * n_heads + h)).collect();
@@ -107,7 +107,7 @@ fn noise(n_layers: usize, n_heads: usize, n: usize) -> Scores {
 }
 
 /// The header's: the sink's scores are the lowest of all, and it stays.
-fn drawn() -> Scores {
+pub(super) fn drawn() -> Scores {
     vec![vec![
         vec![0.0, 9.0, 1.0, 8.0, 7.0, 2.0],
         vec![0.0, 3.0, 1.0, 2.0, 1.0, 6.0],
@@ -351,6 +351,7 @@ fn a_whole_budget_keeps_all_however_it_is_shared() {
             Allocate::Layer(0.2),
             Allocate::Pyramid(20.0),
             Allocate::Global,
+            Allocate::Heads,
         ] {
             for segments in [Vec::new(), vec![7, 31]] {
                 let mut rule = rule(budget, allocate);

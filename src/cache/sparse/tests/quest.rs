@@ -82,8 +82,8 @@ fn quest_counts_what_it_reads_and_stores() {
     let n = 256;
     let mut cache = script.compressed(&quest(64, 0), n);
     let bounds = cache.memory().index_bytes;
-    // Sixteen blocks of 16 rows: least and greatest, f16, of four heads.
-    assert_eq!(bounds, 16 * 2 * 2 * 4 * D as u64);
+    // Sixteen blocks of 16 rows: least and greatest, f16, and a number, of four heads.
+    assert_eq!(bounds, 16 * 4 * (2 * 2 * D as u64 + 4));
     cache.watch(Watch::Hits, None);
     script.step(&mut cache, SEQ, n..n + 1, 0).unwrap();
     let t = cache.traffic().unwrap();
