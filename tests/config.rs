@@ -336,6 +336,11 @@ fn bars_name_what_is_there() {
     assert_eq!(p.bars[0].bound, Bound::AtMost(0.003));
     assert_eq!(p.bars[0].n_tokens, Some(64));
     assert_eq!(p.bars[4].bound, Bound::AtLeast(1.0));
+    let of_another = plan(&format!(
+        "{strategies}[[bar]]\nstrategy = \"q8_0\"\nmetric = \"kld\"\nat_most = 1.3\ntimes = \"k8v4\"\n"
+    ));
+    assert_eq!(of_another.bars[0].times.as_deref(), Some("mine"));
+    assert_eq!(of_another.bars[0].limit(), "≤ 1.3 × mine");
     // What must be shown makes no result.
     let bare = plan(strategies);
     assert_eq!(bare.cells("m"), p.cells("m"));
@@ -376,7 +381,8 @@ fn bars_name_what_is_there() {
         "context = 64\n[[strategy]]\nencode = \"q8_0\"\n\
          [[bar]]\nstrategy = [\"q80\", 3]\nmetric = \"kl\"\nat_most = \"x\"\ndata = \"quickstart-prse\"\n\
          domain = \"code\"\ncontext = 65\n\
-         [[bar]]\nmetric = \"kld\"\nat_most = 1\nat_least = 0\nprotocol = \"stream\"\ntop = 1\n",
+         [[bar]]\nmetric = \"kld\"\nat_most = 1\nat_least = 0\nprotocol = \"stream\"\ntop = 1\n\
+         times = [\"q8_0\", \"q8_0\"]\n",
     );
     has(
         &text,
@@ -390,6 +396,7 @@ fn bars_name_what_is_there() {
             "t.toml:16:11: bar.0: belongs to no protocol of this experiment; there are: compress-once, context 64, \
              continuation strategy",
             "bar.1.strategy: is missing",
+            "bar.1.times: is a list of 2, must be one label of this experiment",
             "bar.1.at_least: stands beside `at_most`",
             "bar.1.protocol: is \"stream\", must be one of \"compress-once\"",
             "bar.1.top: unknown key",

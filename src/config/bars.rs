@@ -17,6 +17,7 @@ const KEYS: &[&str] = &[
     "metric",
     "at_most",
     "at_least",
+    "times",
     "data",
     "domain",
     "protocol",
@@ -76,7 +77,14 @@ fn one(reader: &mut Reader<'_, '_>, known: Known<'_>) -> Vec<Bar> {
         fits(reader, metric, bound);
     }
     let before = reader.diagnostics.count();
-    let strategies = strategies(reader, known.strategies);
+    let all = strategies(reader, "strategy", known.strategies);
+    if reader.get("strategy").is_none() {
+        reader.missing("strategy", "name a strategy by its label or preset");
+    }
+    let times = strategies(reader, "times", known.strategies);
+    if let (Some(node), 2..) = (reader.get("times"), times.len()) {
+        reader.wrong(node, "times", "one label of this experiment");
+    }
     let domains: Vec<&str> = known.data.iter().map(domain_of).collect();
     let data = named(
         reader,
@@ -98,12 +106,12 @@ fn one(reader: &mut Reader<'_, '_>, known: Known<'_>) -> Vec<Bar> {
     let (Some(metric), Some(bound)) = (metric, bound) else {
         return Vec::new();
     };
-    strategies
-        .into_iter()
+    all.into_iter()
         .map(|strategy| Bar {
             strategy,
             metric,
             bound,
+            times: times.first().cloned(),
             data: data.clone(),
             domain: domain.clone(),
             protocol: place.protocol.clone(),
@@ -118,13 +126,10 @@ fn domain_of(data: &DataRef) -> &str {
     data.domain.as_deref().unwrap_or("own")
 }
 
-/// Labels of the strategies that a bar names, by label or by preset.
-fn strategies(reader: &mut Reader<'_, '_>, known: &[Resolved]) -> Vec<String> {
-    let nodes: Vec<&Node> = match reader.get("strategy").map(|n| (n, &n.raw)) {
-        None => {
-            reader.missing("strategy", "name a strategy by its label or preset");
-            Vec::new()
-        }
+/// Labels of the strategies that a key of a bar names, by label or by preset.
+fn strategies(reader: &mut Reader<'_, '_>, key: &str, known: &[Resolved]) -> Vec<String> {
+    let nodes: Vec<&Node> = match reader.get(key).map(|n| (n, &n.raw)) {
+        None => Vec::new(),
         Some((_, Raw::List(items))) => items.iter().collect(),
         Some((node, _)) => vec![node],
     };
@@ -133,7 +138,7 @@ fn strategies(reader: &mut Reader<'_, '_>, known: &[Resolved]) -> Vec<String> {
         let Raw::Text(name) = &node.raw else {
             reader.wrong(
                 node,
-                "strategy",
+                key,
                 "a label or preset of this experiment, or a list of them",
             );
             continue;
@@ -152,7 +157,7 @@ fn strategies(reader: &mut Reader<'_, '_>, known: &[Resolved]) -> Vec<String> {
                 let what = format!("no strategy here is called \"{name}\"");
                 let hint = did_you_mean(name, labels.iter().copied())
                     .unwrap_or_else(|| format!("there are: {}", quoted(&labels)));
-                let key = reader.key("strategy");
+                let key = reader.key(key);
                 reader.diagnostics.at(node.at, &key, what, Some(hint));
             }
         }

@@ -135,6 +135,9 @@ pub struct Bar {
     pub metric: Metric,
     /// The limit.
     pub bound: Bound,
+    /// Label of the strategy whose value the limit is a multiple of; else it is a number by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<String>,
     /// Name of one text; else the bar holds per domain, over its texts together.
     pub data: Option<String>,
     /// Domain of the texts.
@@ -170,6 +173,15 @@ impl Measured {
             n_tokens,
         }
     }
+
+    /// Its value over another's, on the same items. It has no interval.
+    pub fn over(&self, other: &Self) -> Self {
+        Self {
+            value: self.value / other.value,
+            interval: None,
+            ..*self
+        }
+    }
 }
 
 /// Whether a bar is met.
@@ -196,6 +208,14 @@ pub struct Judgement {
 }
 
 impl Bar {
+    /// The limit in words: `≤ 1.3`, `≤ 1.3 × teacher`.
+    pub fn limit(&self) -> String {
+        match &self.times {
+            None => self.bound.to_string(),
+            Some(other) => format!("{} × {other}", self.bound),
+        }
+    }
+
     /// Holds a measurement against the bar.
     pub fn judge(&self, measured: &Measured) -> Judgement {
         let interval = measured.interval;
@@ -244,6 +264,7 @@ mod tests {
             strategy: "x".into(),
             metric,
             bound,
+            times: None,
             data: None,
             domain: None,
             protocol: None,

@@ -1,4 +1,5 @@
-//! Bars held against the tables: which row a bar is about, what was measured there, and the verdict.
+//! Bars held against the tables: which row a bar is about, what was measured there, and the verdict. What is measured for a bar
+//! that is a multiple of another strategy's value is the ratio of the two.
 //!
 //! Invariants: a bar without a text holds per domain, over all texts of it together; a bar whose row has no numbers has
 //! no verdict; the numbers are those of the tables.
@@ -67,10 +68,22 @@ pub fn rows(groups: &[Group], bars: &[Bar]) -> Vec<BarRow> {
 }
 
 fn hold(bar: &Bar, group: &Group, row: &Row) -> BarRow {
-    let measured = row.scores().and_then(|scores| measure(bar.metric, scores));
-    let reason = match (row.reason(), &measured) {
-        (reason, None) if reason.is_empty() => format!("{} is not measured here", bar.metric),
-        (reason, _) => reason,
+    let of = |row: &Row| row.scores().and_then(|scores| measure(bar.metric, scores));
+    let own = of(row);
+    let measured = match &bar.times {
+        None => own,
+        Some(label) => {
+            let other = group.rows.iter().find(|r| r.strategy.label == *label);
+            own.zip(other.and_then(of))
+                .map(|(own, other)| own.over(&other))
+        }
+    };
+    let reason = match (row.reason(), &measured, &bar.times) {
+        (reason, None, Some(other)) if reason.is_empty() => {
+            format!("{} of both it and {other} is not measured here", bar.metric)
+        }
+        (reason, None, _) if reason.is_empty() => format!("{} is not measured here", bar.metric),
+        (reason, ..) => reason,
     };
     BarRow {
         protocol: group.protocol.name.clone(),
@@ -178,7 +191,7 @@ pub fn cells(row: &BarRow) -> [String; 8] {
         row.protocol.clone(),
         row.data.clone(),
         row.bar.metric.to_string(),
-        row.bar.bound.to_string(),
+        row.bar.limit(),
         measured,
         n,
         row.words(),

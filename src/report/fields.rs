@@ -350,6 +350,7 @@ pub(super) static BAR: &[Field<BarRow>] = &[
         Bound::AtMost(_) => String::new(),
         Bound::AtLeast(least) => number(least),
     }),
+    ("times", |b| b.bar.times.clone().unwrap_or_default()),
     ("value", |b| optional(b.measured.map(|m| m.value))),
     ("value_low", |b| {
         optional(b.measured.and_then(|m| m.interval).map(|i| i.0))

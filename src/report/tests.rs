@@ -12,6 +12,7 @@ use crate::eval::stats::Verdict;
 use rows::{Group, Row};
 
 mod answers;
+mod bars;
 mod drift;
 mod figure;
 
@@ -211,6 +212,7 @@ fn bar(strategy: &str, metric: Metric, bound: Bound) -> Bar {
         strategy: strategy.into(),
         metric,
         bound,
+        times: None,
         data: None,
         domain: None,
         protocol: None,
