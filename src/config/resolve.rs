@@ -256,7 +256,8 @@ fn protocol(top: &mut Reader<'_, '_>, data: &Data) -> (Vec<Protocol>, Running) {
         }
         protocols.push(protocol);
     }
-    if [protocols::TASKS.name, protocols::GENERATE.name].contains(&own.name) {
+    let is_asked = own.name == protocols::GENERATE.name && table.get("latency").is_some();
+    if [protocols::TASKS.name, protocols::GENERATE.name].contains(&own.name) && !is_asked {
         // Answers are what it is about; steps are timed where texts are scored.
         running.latency_steps = 0;
     }

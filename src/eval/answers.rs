@@ -130,6 +130,10 @@ impl Lockstep<'_> {
         fork(&mut reference.cache, &forks)?;
         each(runners, |r| Ok(fork(&mut r.cache, &forks)?));
         let (full, hidden) = self.sail(reference, runners, &forks, start)?;
+        each(runners, |r| {
+            r.note_fetched();
+            Ok(())
+        });
         release(&mut reference.cache, &forks)?;
         each(runners, |r| Ok(release(&mut r.cache, &forks)?));
         let targets: Vec<u32> = branches.iter().flat_map(|b| b.target).copied().collect();

@@ -4,7 +4,7 @@
 //! through the reference's, from forks of the same compression point, token by token as it was generated.
 
 use super::answers::{Branch, Generation};
-use super::lockstep::{EvalError, Lockstep, Outcome, Outcomes, Runner, each};
+use super::lockstep::{EvalError, Lockstep, Outcome, Outcomes, Runner, each, watch};
 use super::reading::{Reading, needs_of};
 use crate::cache::Continuation;
 use crate::cache::strategy::Strategy;
@@ -47,11 +47,13 @@ impl Lockstep<'_> {
             .collect();
         // The last token is read after the compression: what it predicts, it predicts from the compressed cache.
         let (context, query) = ids.split_at(ids.len() - 1);
+        let start = self.clock.read();
         let Reading {
             mut reference,
             seen,
             ..
         } = self.read(None, context, needs_of(&runners))?;
+        let prefill_ms = self.clock.read().since(start).wall_ms() - seen.repetition_ms;
         each(&mut runners, |runner| self.compress(runner, &seen));
         drop(seen);
         let way = (query, context.len());
@@ -60,10 +62,23 @@ impl Lockstep<'_> {
             if runner.is_ok() {
                 let branch = [Branch { query, target }];
                 let alone = std::slice::from_mut(runner);
+                watch(alone);
                 self.score_branches(&mut reference, alone, &branch, context.len())?;
+                each(alone, |r| {
+                    r.note_traffic(|record| &mut record.scored);
+                    Ok(())
+                });
             }
         }
-        let mut outcomes = self.collect(runners, vec![None; texts.len()], None);
+        // The tokens that wrote each text.
+        let read = |text: &Vec<u32>| -> Vec<u32> {
+            let all = query.iter().chain(text).take(query.len() + text.len() - 1);
+            all.take(self.latency_steps).copied().collect()
+        };
+        let read: Vec<Vec<u32>> = texts.iter().map(read).collect();
+        let read: Vec<&[u32]> = read.iter().map(Vec::as_slice).collect();
+        let latencies = self.time(&mut runners, &read, prefill_ms);
+        let mut outcomes = self.collect(runners, latencies, None);
         let own = outcomes.pop().transpose()?;
         let tokens_reference = texts.pop().unwrap_or_default();
         let nll_own_reference = own.iter().flat_map(|o| &o.tokens).map(|t| t.nll).sum();

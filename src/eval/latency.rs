@@ -1,8 +1,11 @@
-//! Decode time per token, strategies interleaved step by step so that a busy moment hits all of them.
+//! Decode time per token, strategies interleaved step by step so that a busy moment hits all of them, each with
+//! tokens of its own.
 //!
 //! Invariants: the steps run on a fork which is released afterwards, so timing changes no score and no row; a step is one token through the whole model, its logits included; the first step is a warm-up and
 //! is not counted.
 
+use super::lockstep::{EvalError, Lockstep, Runner, SEQ, each};
+use super::records::LatencyRecord;
 use crate::cache::sparse::Watch;
 use crate::cache::{KvCache, SeqId, StagedCache};
 use crate::engine;
@@ -12,9 +15,10 @@ use crate::model::transformer::{LanguageModel, StepError};
 /// The fork that timed steps run on.
 const FORK: SeqId = SeqId(u32::MAX);
 
-/// What to decode.
-#[derive(Debug, Clone, Copy)]
+/// A cache, and what it decodes.
 pub struct Decode<'a> {
+    /// The cache.
+    pub cache: &'a mut StagedCache,
     /// The sequence to go on from.
     pub seq: SeqId,
     /// Tokens, one per step.
@@ -38,14 +42,13 @@ pub struct Timed {
 pub fn interleaved(
     model: &dyn LanguageModel,
     clock: &dyn Clock,
-    mut caches: Vec<Option<&mut StagedCache>>,
-    decode: Decode<'_>,
+    mut all: Vec<Option<Decode<'_>>>,
 ) -> Vec<Option<Result<Timed, StepError>>> {
-    let mut all: Vec<Option<Result<Timed, StepError>>> = caches
+    let mut done: Vec<Option<Result<Timed, StepError>>> = all
         .iter_mut()
-        .map(|cache| {
-            cache.as_mut().map(|cache| {
-                cache.fork(decode.seq, FORK)?;
+        .map(|decode| {
+            decode.as_mut().map(|Decode { cache, seq, .. }| {
+                cache.fork(*seq, FORK)?;
                 cache.watch(Watch::Nothing, Some(clock.timer()));
                 let depth = cache.len(FORK)? as usize;
                 Ok(Timed {
@@ -55,13 +58,19 @@ pub fn interleaved(
             })
         })
         .collect();
-    for (i, &token) in decode.tokens.iter().enumerate() {
-        for (cache, timed) in caches.iter_mut().zip(&mut all) {
-            let (Some(cache), Some(Ok(t))) = (cache.as_mut(), timed.as_mut()) else {
+    let n_steps = all.iter().flatten().map(|d| d.tokens.len()).max();
+    for i in 0..n_steps.unwrap_or(0) {
+        for (decode, timed) in all.iter_mut().zip(&mut done) {
+            let (Some(Decode { cache, tokens, .. }), Some(Ok(t))) =
+                (decode.as_mut(), timed.as_mut())
+            else {
+                continue;
+            };
+            let Some(&token) = tokens.get(i) else {
                 continue;
             };
             match step(model, clock, cache, token) {
-                Ok(_) if i == 0 && decode.tokens.len() > 1 => {
+                Ok(_) if i == 0 && tokens.len() > 1 => {
                     t.depth += 1;
                     cache.watch(Watch::Nothing, Some(clock.timer()));
                 }
@@ -73,19 +82,71 @@ pub fn interleaved(
             }
         }
     }
-    for (cache, timed) in caches.iter().zip(&mut all) {
-        if let (Some(cache), Some(Ok(t))) = (cache, timed.as_mut()) {
-            t.attend_ms = cache.attended().as_secs_f64() * 1e3;
-        }
-    }
-    for (cache, timed) in caches.into_iter().zip(&mut all) {
-        if let (Some(cache), Some(Ok(_))) = (cache, timed.as_ref())
-            && let Err(e) = cache.release(FORK)
-        {
+    for (decode, timed) in all.into_iter().zip(&mut done) {
+        let (Some(Decode { cache, .. }), Some(Ok(t))) = (decode, timed.as_mut()) else {
+            continue;
+        };
+        t.attend_ms = cache.attended().as_secs_f64() * 1e3;
+        if let Err(e) = cache.release(FORK) {
             *timed = Some(Err(e.into()));
         }
     }
-    all
+    done
+}
+
+impl Lockstep<'_> {
+    /// Times steps through each runner's own tokens.
+    pub(super) fn time(
+        &self,
+        runners: &mut [Result<Runner, EvalError>],
+        tokens: &[&[u32]],
+        prefill_ms: f64,
+    ) -> Vec<Option<LatencyRecord>> {
+        if tokens.iter().all(|t| t.is_empty()) {
+            return vec![None; runners.len()];
+        }
+        let compress: Vec<f64> = runners
+            .iter()
+            .map(|r| r.as_ref().map_or(0.0, |r| r.compress_ms))
+            .collect();
+        let all = runners
+            .iter_mut()
+            .zip(tokens)
+            .map(|(runner, tokens)| {
+                let cache = &mut runner.as_mut().ok()?.cache;
+                Some(Decode {
+                    cache,
+                    seq: SEQ,
+                    tokens,
+                })
+            })
+            .collect();
+        let timed = interleaved(self.model, self.clock, all);
+        each(runners, |r| {
+            r.note_traffic(|record| &mut record.timed);
+            Ok(())
+        });
+        timed
+            .into_iter()
+            .zip(runners)
+            .zip(compress)
+            .map(|((timed, runner), compress_ms)| match timed {
+                Some(Ok(t)) => Some(LatencyRecord {
+                    depth: t.depth,
+                    step_ms: t.step_ms,
+                    cpu_ms: t.cpu_ms,
+                    attend_ms: t.attend_ms,
+                    prefill_ms,
+                    compress_ms,
+                }),
+                Some(Err(e)) => {
+                    *runner = Err(e.into());
+                    None
+                }
+                None => None,
+            })
+            .collect()
+    }
 }
 
 fn step(

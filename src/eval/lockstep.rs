@@ -14,7 +14,6 @@ use super::answers::Generated;
 use super::drift::{Reference, TokenScore};
 use super::floor::{self, Floor};
 use super::generate::Written;
-use super::latency::{self, Decode};
 use super::layers::LayerRecord;
 use super::reading::{Reading, Seen, needs_of};
 use super::records::{LatencyRecord, MemoryRecord, TrafficRecord};
@@ -117,7 +116,9 @@ pub(super) struct Runner {
     memory_track: Vec<MemoryRecord>,
     pub(super) layers: Vec<LayerRecord>,
     traffic: Option<TrafficRecord>,
-    compress_ms: f64,
+    /// The most bytes of rows that came back, as far as they were noted.
+    fetched_bytes: u64,
+    pub(super) compress_ms: f64,
 }
 
 impl Runner {
@@ -142,10 +143,19 @@ impl Runner {
         }
     }
 
-    fn note_traffic(&mut self, part: fn(&mut TrafficRecord) -> &mut Traffic) {
+    pub(super) fn note_traffic(&mut self, part: fn(&mut TrafficRecord) -> &mut Traffic) {
         if let Some(traffic) = self.cache.traffic() {
             *part(self.traffic.get_or_insert_default()) = traffic;
         }
+    }
+
+    /// Rows that come back are none of them here yet at the compression point: their bytes are added when they are.
+    pub(super) fn note_fetched(&mut self) {
+        let n_bytes = self.cache.fetched_bytes();
+        if let Some(point) = self.memory.first_mut() {
+            point.report.exact_bytes += n_bytes.saturating_sub(self.fetched_bytes);
+        }
+        self.fetched_bytes = self.fetched_bytes.max(n_bytes);
     }
 
     fn follow(&mut self) -> Result<(), EvalError> {
@@ -181,6 +191,7 @@ impl<'a> Lockstep<'a> {
             .cycle()
             .take(self.latency_steps)
             .collect();
+        let first = vec![first.as_slice(); runners.len()];
         let latencies = self.time(&mut runners, &first, prefill_ms);
         Ok(self.collect(runners, latencies, None))
     }
@@ -226,7 +237,7 @@ impl<'a> Lockstep<'a> {
         )?;
         drop(seen);
         let timed = &ids[context..][..self.latency_steps.min(ids.len() - context)];
-        let latencies = self.time(&mut runners[..n], timed, prefill_ms);
+        let latencies = self.time(&mut runners[..n], &vec![timed; n], prefill_ms);
         self.score(&mut reference, &mut runners, ids, context)?;
         each(&mut runners, Runner::remember_end);
         let floor = runners.drain(n..).next().transpose()?;
@@ -264,6 +275,7 @@ impl<'a> Lockstep<'a> {
             memory_track: Vec::new(),
             layers: Vec::new(),
             traffic: None,
+            fetched_bytes: 0,
             compress_ms: 0.0,
         }
     }
@@ -297,10 +309,7 @@ impl<'a> Lockstep<'a> {
         ids: &[u32],
         from: usize,
     ) -> Result<f64, EvalError> {
-        each(runners, |r| {
-            r.cache.watch(Watch::Hits, None);
-            Ok(())
-        });
+        watch(runners);
         let mut reference_ms = 0.0;
         let mut at = from;
         while at < ids.len() {
@@ -318,10 +327,7 @@ impl<'a> Lockstep<'a> {
         }
         each(runners, |r| {
             r.note_traffic(|record| &mut record.scored);
-            // Rows that come back are none of them here yet at the compression point.
-            if let Some(point) = r.memory.first_mut() {
-                point.report.exact_bytes += r.cache.fetched_bytes();
-            }
+            r.note_fetched();
             Ok(())
         });
         Ok(reference_ms)
@@ -411,51 +417,6 @@ impl<'a> Lockstep<'a> {
         }
     }
 
-    fn time(
-        &self,
-        runners: &mut [Result<Runner, EvalError>],
-        tokens: &[u32],
-        prefill_ms: f64,
-    ) -> Vec<Option<LatencyRecord>> {
-        if tokens.is_empty() {
-            return vec![None; runners.len()];
-        }
-        let compress: Vec<f64> = runners
-            .iter()
-            .map(|r| r.as_ref().map_or(0.0, |r| r.compress_ms))
-            .collect();
-        let caches = runners
-            .iter_mut()
-            .map(|r| r.as_mut().ok().map(|r| &mut r.cache))
-            .collect();
-        let timed =
-            latency::interleaved(self.model, self.clock, caches, Decode { seq: SEQ, tokens });
-        each(runners, |r| {
-            r.note_traffic(|record| &mut record.timed);
-            Ok(())
-        });
-        timed
-            .into_iter()
-            .zip(runners)
-            .zip(compress)
-            .map(|((timed, runner), compress_ms)| match timed {
-                Some(Ok(t)) => Some(LatencyRecord {
-                    depth: t.depth,
-                    step_ms: t.step_ms,
-                    cpu_ms: t.cpu_ms,
-                    attend_ms: t.attend_ms,
-                    prefill_ms,
-                    compress_ms,
-                }),
-                Some(Err(e)) => {
-                    *runner = Err(e.into());
-                    None
-                }
-                None => None,
-            })
-            .collect()
-    }
-
     pub(super) fn collect(
         &self,
         runners: Vec<Result<Runner, EvalError>>,
@@ -482,6 +443,14 @@ impl<'a> Lockstep<'a> {
             })
             .collect()
     }
+}
+
+/// Starts counting what decoded tokens read and move.
+pub(super) fn watch(runners: &mut [Result<Runner, EvalError>]) {
+    each(runners, |r| {
+        r.cache.watch(Watch::Hits, None);
+        Ok(())
+    });
 }
 
 pub(super) fn each(
