@@ -383,6 +383,10 @@ fn a_gate_of_another_model_is_refused() {
         "{text}"
     );
     plan.check_model(&limits("00ff00ff00ff00ff")).unwrap();
+    // What `bench` and `kld` ask, which have no protocol.
+    let alone = plan.check_gates(&limits(SHA256)).unwrap_err();
+    assert_eq!(alone.to_string(), text);
+    plan.check_gates(&limits("00ff00ff00ff00ff")).unwrap();
 }
 
 #[test]

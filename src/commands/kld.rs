@@ -12,7 +12,7 @@ use indicatif::ProgressBar;
 use super::named::{Settings, experiment};
 use super::progress::{self, Bar};
 use super::session::{CALIBRATION_WINDOW, Learner};
-use super::{Exit, lookup};
+use super::{Exit, limits, lookup};
 use crate::cache::{Geometry, Materials};
 use crate::cli::KldArgs;
 use crate::compute::cpu::Cpu;
@@ -53,6 +53,7 @@ pub fn kld(args: &KldArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     }
     let longest = header.n_ctx.max(CALIBRATION_WINDOW);
     let geometry = geometry(&spec, longest.min(spec.context_length));
+    plan.check_gates(&limits(&plan, &loaded, &geometry))?;
     let most = args.chunks.map_or(usize::MAX, usize::from);
     let bar = match args.quiet {
         true => ProgressBar::hidden(),

@@ -135,13 +135,18 @@ fn checked_model(
         .unwrap_or(0);
     let longest = (tokens + plan.latency_steps).min(model.spec.context_length);
     let geometry = geometry(&model.spec, longest.max(n_positions));
-    plan.check_model(&ModelLimits {
+    plan.check_model(&limits(plan, &model, &geometry))?;
+    Ok(Some(LocalModel { model, geometry }))
+}
+
+/// What a plan is checked against.
+fn limits<'a>(plan: &'a Plan, model: &'a LoadedModel, geometry: &'a Geometry) -> ModelLimits<'a> {
+    ModelLimits {
         name: &plan.model,
         sha256: &model.sha256,
         context_length: model.spec.context_length,
-        geometry: &geometry,
-    })?;
-    Ok(Some(LocalModel { model, geometry }))
+        geometry,
+    }
 }
 
 /// The model's file or folder when it is on this machine.

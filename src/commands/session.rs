@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 
 use super::items::{Items, Source, cut, starts_with_bos};
-use super::lookup;
+use super::{limits, lookup};
 use crate::bundle::header::{
     self, CellHeader, Cut, DataHeader, ModelHeader, ProtocolHeader, ProtocolKind, RunHeader,
 };
@@ -17,7 +17,7 @@ use crate::cache::strategy::Strategy;
 use crate::cache::{Admission, Built, Geometry, KvCache, Materials, SeqId, Shelf, StagedCache};
 use crate::cli::RunArgs;
 use crate::compute::cpu::Cpu;
-use crate::config::{Cell, ModelLimits, NUMBERS, Plan, Protocol, is_calibrated};
+use crate::config::{Cell, NUMBERS, Plan, Protocol, is_calibrated};
 use crate::data::Lookup;
 use crate::engine::repetition;
 use crate::engine::{Calibrator, Recording, RepeatPrompt, prefill};
@@ -89,12 +89,7 @@ impl Session {
             &spec,
             longest.max(CALIBRATION_WINDOW).min(spec.context_length),
         );
-        plan.check_model(&ModelLimits {
-            name: &plan.model,
-            sha256: &loaded.sha256,
-            context_length: spec.context_length,
-            geometry: &geometry,
-        })?;
+        plan.check_model(&limits(&plan, &loaded, &geometry))?;
         let items = texts
             .iter()
             .map(|text| {

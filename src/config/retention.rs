@@ -22,18 +22,12 @@ impl Plan {
         let Some(retain) = built(strategy, model) else {
             return;
         };
+        self.check_origin((index, strategy), retain.as_ref(), model, problems);
         let key = format!("strategy.{index}.retain");
         let mut refuse = |what: String, hint: &str| {
             let what = format!("{}: {what}", strategy.label);
             problems.push(self.problem(&key, "retain", what, Some(hint)));
         };
-        if let Some(sha256) = retain.made_for().filter(|&m| m != model.sha256) {
-            let what = format!(
-                "it was trained for the model of sha256 {sha256:.12}, `{}` is {:.12}",
-                model.name, model.sha256
-            );
-            refuse(what, "train one for this model: kvlab train");
-        }
         if let Some(why) = retain
             .chooses_levels()
             .then(|| no_levels(strategy, model))
@@ -86,6 +80,41 @@ impl Plan {
                 refuse(what, "take a shorter context");
             }
         }
+    }
+}
+
+impl Plan {
+    /// Refuses learned retentions of another model, and looks at nothing else: for commands that have no protocol.
+    ///
+    /// # Errors
+    /// All of them, each with its place.
+    pub fn check_gates(&self, model: &ModelLimits<'_>) -> Result<(), Problems> {
+        let mut problems = Problems::default();
+        for (i, strategy) in self.strategies.iter().enumerate() {
+            if let Some(retain) = built(strategy, model) {
+                self.check_origin((i, strategy), retain.as_ref(), model, &mut problems);
+            }
+        }
+        problems.into_result(())
+    }
+
+    fn check_origin(
+        &self,
+        (index, strategy): (usize, &Strategy),
+        retain: &dyn Retention,
+        model: &ModelLimits<'_>,
+        problems: &mut Problems,
+    ) {
+        let Some(sha256) = retain.made_for().filter(|&m| m != model.sha256) else {
+            return;
+        };
+        let what = format!(
+            "{}: it was trained for the model of sha256 {sha256:.12}, `{}` is {:.12}",
+            strategy.label, model.name, model.sha256
+        );
+        let hint = "train one for this model: kvlab train";
+        let key = format!("strategy.{index}.retain");
+        problems.push(self.problem(&key, "retain", what, Some(hint)));
     }
 }
 

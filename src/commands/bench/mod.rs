@@ -14,7 +14,7 @@ use indicatif::ProgressBar;
 
 use super::progress::{self, Bar};
 use super::session::{CALIBRATION_WINDOW, Learner};
-use super::{Exit, lookup, named};
+use super::{Exit, limits, lookup, named};
 use crate::bundle::environment::{Environment, load_average_now};
 use crate::cache::Geometry;
 use crate::cache::strategy::Strategy;
@@ -116,8 +116,10 @@ impl Opened {
             );
         }
         let longest = wanted.longest().max(gate::TOKENS).max(CALIBRATION_WINDOW);
+        let geometry = geometry(&loaded.spec, longest.min(loaded.spec.context_length));
+        plan.check_gates(&limits(plan, &loaded, &geometry))?;
         Ok(Self {
-            geometry: geometry(&loaded.spec, longest.min(loaded.spec.context_length)),
+            geometry,
             weights: Arc::from(loaded.weights),
             tokenizer: loaded.tokenizer,
             ids,
