@@ -77,7 +77,7 @@ pub fn tune(
     let mean = |shifts: &[f32]| -> Result<f64, ModelError> {
         let all = judge.iter().map(|w| {
             let full = tuning.full(w)?;
-            let (divergence, _) = tuning.gated(w, &full, shifts)?;
+            let divergence = tuning.gated(w, &full, shifts, leaf(shifts))?;
             Ok(f64::from(divergence.into_scalar()))
         });
         let all = all.collect::<Result<Vec<f64>, ModelError>>()?;
@@ -101,6 +101,12 @@ pub fn tune(
     })
 }
 
+/// The heads' numbers as a tensor.
+fn leaf(shifts: &[f32]) -> Tensor<B, 1> {
+    let data = TensorData::new(shifts.to_vec(), [shifts.len()]);
+    Tensor::from_data(data, &Default::default())
+}
+
 struct Tuning<'a> {
     forward: Forward<'a, B>,
     geometry: &'a Geometry,
@@ -116,16 +122,16 @@ impl Tuning<'_> {
         Ok(log_softmax(logits, 1))
     }
 
-    /// The mean divergence of the gated model, and the heads' numbers as what it depends on.
+    /// The mean divergence of the gated model, which depends on the heads' numbers as `leaf`. What is not differentiated
+    /// must not be tracked: burn holds a graph, gigabytes of a window, until it is walked backwards.
     fn gated(
         &self,
         window: &Window,
         full: &Tensor<B, 2>,
         shifts: &[f32],
-    ) -> Result<(Tensor<B, 1>, Tensor<B, 1>), ModelError> {
+        leaf: Tensor<B, 1>,
+    ) -> Result<Tensor<B, 1>, ModelError> {
         let device = Default::default();
-        let data = TensorData::new(shifts.to_vec(), [shifts.len()]);
-        let leaf = Tensor::<B, 1>::from_data(data, &device).require_grad();
         let threshold = self.threshold(window, shifts);
         let mut first = 0;
         let gates = self.geometry.layers.iter().zip(&window.scores);
@@ -148,8 +154,7 @@ impl Tuning<'_> {
             .collect();
         let logits = self.forward.logits(&window.ids, &self.positions, &gates)?;
         let apart = full.clone() - log_softmax(logits, 1);
-        let divergence = (full.clone().exp() * apart).sum_dim(1).mean();
-        Ok((divergence, leaf))
+        Ok((full.clone().exp() * apart).sum_dim(1).mean())
     }
 
     /// For the heads' numbers, the threshold's own movement included.
@@ -159,7 +164,8 @@ impl Tuning<'_> {
         full: &Tensor<B, 2>,
         shifts: &[f32],
     ) -> Result<Vec<f32>, ModelError> {
-        let (divergence, leaf) = self.gated(window, full, shifts)?;
+        let leaf = leaf(shifts).require_grad();
+        let divergence = self.gated(window, full, shifts, leaf.clone())?;
         let gradients = divergence.backward();
         let Some(gradient) = leaf.grad(&gradients) else {
             return Ok(vec![0.0; shifts.len()]);
