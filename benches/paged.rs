@@ -15,9 +15,11 @@
 use std::time::Duration;
 
 use kvlab::cache::rope::{PairLayout, Rope};
-use kvlab::cache::strategy::Strategy;
+use kvlab::cache::stage::{Params, Value, registry};
+use kvlab::cache::strategy::{StageSpec, Strategy};
 use kvlab::cache::{
-    Admission, Batch, Geometry, KvCache, LayerGeometry, Materials, Rows, SeqId, StagedCache,
+    Admission, Batch, Continuation, Geometry, KvCache, LayerGeometry, Materials, Rows, SeqId,
+    StagedCache,
 };
 use kvlab::compute::cpu::gemm::{Mat, MatMut};
 use kvlab::compute::cpu::rows::{F16, Kernel, Room, Rows as StoredRows};
@@ -38,6 +40,12 @@ const CONTEXTS: [usize; 3] = [512, 2048, 8192];
 const N_ROUNDS: usize = 21;
 /// Rows, of one head's K and V, that a layout reads in a round.
 const ROUND_ROWS: usize = 6_000_000;
+
+/// Caches by the part of their rows that lives.
+const CACHES: [(&str, f64); 2] = [
+    ("the cache", 1.0),
+    ("the cache, a quarter of its rows", 0.25),
+];
 
 /// Rows of all streams in pages of `page_rows`.
 struct Memory {
@@ -128,8 +136,23 @@ fn numbers(n: usize, rng: &mut ChaCha8Rng) -> Vec<f32> {
     (0..n).map(|_| rng.random_range(-1.0f32..1.0)).collect()
 }
 
-/// The cache of `f16` with a context of `n` tokens.
-fn filled(n: usize, rng: &mut ChaCha8Rng) -> StagedCache {
+/// f16 rows, of which retention keeps a part, chosen at random: what is left of each range of positions is little.
+fn thinned(kept_fraction: f64) -> Strategy {
+    let def = registry().find(|def| def.name == "random");
+    let params = [("kept_fraction".to_owned(), Value::Float(kept_fraction))];
+    let params = Params(params.into_iter().collect());
+    let retain = def.map(|def| StageSpec {
+        name: def.name.to_owned(),
+        params: Params::resolve(def, &params).expect("the stage keeps fractions"),
+    });
+    Strategy {
+        retain,
+        ..Strategy::bare("f16")
+    }
+}
+
+/// A cache with a context of `n` tokens, compressed once.
+fn filled(strategy: &Strategy, n: usize, rng: &mut ChaCha8Rng) -> StagedCache {
     let frequencies = Rope::frequencies(100_000.0, HEAD_DIM);
     let layer = LayerGeometry {
         n_heads: N_KV_HEADS * GROUP,
@@ -148,8 +171,8 @@ fn filled(n: usize, rng: &mut ChaCha8Rng) -> StagedCache {
         backing_dir: None,
     };
     let fits = "a fresh cache of a bare format takes in what follows";
-    let mut cache = StagedCache::new(&Strategy::bare("f16"), materials).expect(fits);
-    cache.admit(SeqId(0), Admission::Streaming).expect(fits);
+    let mut cache = StagedCache::new(strategy, materials).expect(fits);
+    cache.admit(SeqId(0), Admission::Context).expect(fits);
     let chunk = 128;
     let width = N_KV_HEADS * HEAD_DIM;
     let (k, v) = (numbers(chunk * width, rng), numbers(chunk * width, rng));
@@ -166,7 +189,20 @@ fn filled(n: usize, rng: &mut ChaCha8Rng) -> StagedCache {
         }
         cache.commit(&batch).expect(fits);
     }
+    cache.compress(SeqId(0), Continuation::Exact).expect(fits);
     cache
+}
+
+/// One token's attention in all layers, asked from the last position that is stored.
+fn ask<'a>(mut cache: StagedCache, n: usize, q: &'a [f32]) -> Box<dyn FnMut() + 'a> {
+    let batch = Batch::single(SeqId(0), n as u32 - 1..n as u32);
+    let mut out = vec![0.0; q.len() / N_LAYERS];
+    Box::new(move || {
+        for (layer, q) in q.chunks_exact(out.len()).enumerate() {
+            let done = cache.attend(layer, &batch, q, &mut out);
+            done.expect("the sequence is there");
+        }
+    })
 }
 
 /// A layout's name and one token's attention.
@@ -224,7 +260,6 @@ fn compare(n: usize) {
     ];
     drop(rows);
     let mut outputs = vec![vec![0.0; q.len()]; layouts.len()];
-    let mut cache = filled(n, &mut ChaCha8Rng::seed_from_u64(1));
     let mut arms: Vec<Arm<'_>> = Vec::new();
     for ((name, memory), out) in layouts.iter().zip(&mut outputs) {
         let mut work = Work::default();
@@ -234,16 +269,11 @@ fn compare(n: usize) {
             Box::new(move || attend(memory, n, q, out, &mut work)),
         ));
     }
-    let batch = Batch::single(SeqId(0), n as u32 - 1..n as u32);
-    let mut out = vec![0.0; q.len() / N_LAYERS];
-    let q = &q;
-    let all_layers = Box::new(move || {
-        for (layer, q) in q.chunks_exact(out.len()).enumerate() {
-            let done = cache.attend(layer, &batch, q, &mut out);
-            done.expect("the sequence is there");
-        }
-    });
-    arms.push(("the cache".to_owned(), all_layers));
+    for (name, kept_fraction) in CACHES {
+        let strategy = thinned(kept_fraction);
+        let cache = filled(&strategy, n, &mut ChaCha8Rng::seed_from_u64(1));
+        arms.push((name.to_owned(), ask(cache, n, &q)));
+    }
     let times = rounds(&mut arms, n);
     let per_row = 1e9 / (n * N_LAYERS * N_KV_HEADS) as f64;
     for ((name, _), own) in arms.iter().zip(&times) {
@@ -267,7 +297,7 @@ fn main() {
     println!(
         "CPU time per row of one KV head (K and V), f16, {N_ROUNDS} rounds in turn; ratios to the first layout of the same"
     );
-    println!("round: median (quartiles)\n");
+    println!("round: median (quartiles). A thinned cache's are per row of the context, too.\n");
     println!("| context | layout | ns | ratio |\n|---|---|---|---|");
     for n in CONTEXTS {
         compare(n);

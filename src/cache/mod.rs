@@ -39,6 +39,7 @@ pub mod rope;
 pub mod rotation;
 mod runs;
 mod scratch;
+mod seen;
 mod sequence;
 mod spans;
 pub mod sparse;

@@ -222,11 +222,15 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A page's bytes where they lie in host memory as encoded; else nothing.
-    pub fn view(&self, page: &Page) -> &'a [u8] {
-        match page.bytes {
+    /// The encoded bytes of a page where they lie in host memory so; else nothing.
+    pub fn view(&self, page: &Page, format: &Format) -> &'a [u8] {
+        let view = match page.bytes {
             PageBytes::Raw(id) => self.store.view(id).unwrap_or_default(),
             _ => &[],
+        };
+        match format.codec {
+            Codec::Rows(_) if !view.is_empty() => &view[..format.bytes(page.stored())],
+            _ => view,
         }
     }
 

@@ -70,17 +70,23 @@ pub struct Scratch {
 
 /// Working memory that no task uses now.
 #[derive(Debug, Default)]
-pub struct Pool(Mutex<Vec<Scratch>>);
+pub struct Pool(
+    #[allow(
+        clippy::vec_box,
+        reason = "working memory is moved at every task: a pointer, not all its buffers' heads"
+    )]
+    Mutex<Vec<Box<Scratch>>>,
+);
 
 impl Pool {
     /// Working memory for a task, to be given back.
-    pub fn take(&self) -> Scratch {
+    pub fn take(&self) -> Box<Scratch> {
         let idle = self.0.lock().ok().and_then(|mut idle| idle.pop());
         idle.unwrap_or_default()
     }
 
     /// Keeps working memory for a later task.
-    pub fn give(&self, scratch: Scratch) {
+    pub fn give(&self, scratch: Box<Scratch>) {
         if let Ok(mut idle) = self.0.lock() {
             idle.push(scratch);
         }

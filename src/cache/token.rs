@@ -15,18 +15,18 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::attention::Tile;
-use super::formats::{Format, Mask};
+use super::formats::Mask;
 use super::head_view::HeadView;
-use super::places::Page;
 use super::runs::{Run, Runs};
-use super::scratch::{Pool, Scratch, merge, room};
+use super::scratch::{Pool, Scratch, room};
+use super::seen::{Found, OfClasses, Seen};
 use super::stage::Side;
 use super::stored::{Decoded, StoredRange};
 use super::visibility::Class;
 use super::{CacheError, RANGE};
 use crate::compute::cpu::gemm::{Mat, MatMut};
-use crate::compute::cpu::rows;
-use crate::compute::cpu::vector::{exp_sum, max};
+use crate::compute::cpu::partials::{Partial, Shape, Totals, merge};
+use crate::compute::cpu::vector::exp_rows;
 
 /// Ranges of one task.
 const TASK: usize = 4;
@@ -56,11 +56,20 @@ pub fn attend(
         return Ok(());
     };
     let width = view.geometry.group() * view.geometry.head_dim;
-    let mut heads: Vec<Scratch> = views.iter().map(|_| pool.take()).collect();
+    let mut heads: Vec<Box<Scratch>> = views.iter().map(|_| pool.take()).collect();
     for ((scratch, view), q) in heads.iter_mut().zip(views).zip(token.q.chunks_exact(width)) {
         scratch.start(*view, token.position, q);
     }
-    let result = sum(views, token.position, &mut heads, pool, partials);
+    let sum = Sum {
+        views,
+        position: token.position,
+        shape: Shape {
+            n_queries: view.geometry.group(),
+            dims: [view.value_dim(), view.geometry.head_dim],
+        },
+        pool,
+    };
+    let result = sum.all(&mut heads, partials);
     for ((scratch, view), out) in heads
         .iter_mut()
         .zip(views)
@@ -74,230 +83,126 @@ pub fn attend(
     result
 }
 
-fn sum(
-    views: &[HeadView<'_>],
+/// What all tasks of a token share.
+struct Sum<'a> {
+    views: &'a [HeadView<'a>],
     position: u32,
-    heads: &mut [Scratch],
-    pool: &Pool,
-    partials: &mut Vec<f32>,
-) -> Result<(), CacheError> {
-    let end = position as usize / RANGE + 1;
-    let view = &views[0];
-    let first = view.first_range(position) as usize;
-    let shape = Shape::of(view);
-    let size = shape.size();
-    for wave in (first..end).step_by(WAVE) {
-        let wave = wave..end.min(wave + WAVE);
-        let n = views.len() * wave.len() * size;
-        room(partials, n);
-        partials.resize(n, 0.0);
-        let asked = &*heads;
-        let run = |(h, ranges, part): Task<'_>| {
-            let mut scratch = pool.take();
-            let q = asked[h].q.each_ref().map(Vec::as_slice);
-            let done = scratch.partials_of(views[h], (position, ranges), q, part);
-            pool.give(scratch);
-            done
-        };
-        let mut tasks = tasks(wave.clone(), views.len(), size, partials);
-        if !view.turns_keys() {
-            // One head after the other: what is asked for ahead is what comes next.
-            tasks.sort_by_key(|&(h, ..)| h);
-        }
-        if views.len() * wave.len() <= FEW || rayon::current_num_threads() == 1 {
-            tasks.into_iter().try_for_each(run)?;
-        } else {
-            tasks.into_par_iter().try_for_each(run)?;
-        }
-        for (h, _, part) in self::tasks(wave, views.len(), size, partials) {
-            for partial in part.chunks_exact_mut(size) {
-                heads[h].take_in(shape.split(partial));
-            }
-        }
-    }
-    Ok(())
+    shape: Shape,
+    pool: &'a Pool,
 }
 
 /// A head, some ranges, and where their partial results go.
 type Task<'a> = (usize, Range<usize>, &'a mut [f32]);
 
-/// All heads of a few ranges, then all of the next: where keys are turned, those of all heads are turned by the same angles.
-fn tasks(wave: Range<usize>, n_heads: usize, size: usize, partials: &mut [f32]) -> Vec<Task<'_>> {
-    let blocks = partials.chunks_mut(n_heads * TASK * size);
-    let tasks = wave.step_by(TASK).zip(blocks).flat_map(|(first, block)| {
-        let n = block.len() / n_heads;
-        let parts = block.chunks_exact_mut(n).enumerate();
-        parts.map(move |(h, part)| (h, first..first + n / size, part))
-    });
-    tasks.collect()
-}
-
-/// Which range is asked for by a query at which position.
-#[derive(Clone, Copy)]
-pub(super) struct Place {
-    pub position: u32,
-    pub range: usize,
-}
-
-/// Sizes of a range's partial results.
-#[derive(Clone, Copy)]
-struct Shape {
-    n_queries: usize,
-    /// Channels of coded sums and of exact ones.
-    dims: [usize; 2],
-}
-
-/// A range's partial results.
-struct Partial<'a> {
-    /// Which sums are used, as numbers: nothing was seen if both are 0.
-    used: &'a mut [f32],
-    /// The largest score of each query.
-    m: &'a mut [f32],
-    /// The sum of each query's weights.
-    l: &'a mut [f32],
-    /// Coded, exact: `[query][dim]`.
-    sums: [&'a mut [f32]; 2],
-}
-
-impl Shape {
-    fn of(view: &HeadView<'_>) -> Self {
-        Self {
-            n_queries: view.geometry.group(),
-            dims: [view.value_dim(), view.geometry.head_dim],
-        }
-    }
-
-    fn size(self) -> usize {
-        2 + self.n_queries * (2 + self.dims[0] + self.dims[1])
-    }
-
-    fn split(self, partial: &mut [f32]) -> Partial<'_> {
-        let n = self.n_queries;
-        let (used, rest) = partial.split_at_mut(2);
-        let (m, rest) = rest.split_at_mut(n);
-        let (l, rest) = rest.split_at_mut(n);
-        let (coded, exact) = rest.split_at_mut(n * self.dims[0]);
-        Partial {
-            used,
-            m,
-            l,
-            sums: [coded, exact],
-        }
-    }
-}
-
-/// The rows of one class in one range.
-#[derive(Clone, Copy)]
-pub(super) struct Seen<'a> {
-    page: &'a Page,
-    format: &'a Format,
-    /// Rows that the token sees.
-    pub visible: Mask,
-}
-
-impl<'a> HeadView<'a> {
-    /// The first range that a token at `position` sees.
-    pub(super) fn first_range(&self, position: u32) -> u32 {
-        let first = self.rules[0]
-            .window
-            .map_or(0, |w| (position + 1).saturating_sub(w));
-        first / RANGE as u32
-    }
-
-    /// What a token sees of one class.
-    pub(super) fn seen(&self, side: Side, class: Class, place: Place) -> Option<Seen<'a>> {
-        let range = place.range as u32;
-        let mut visible = self.rules[side as usize].seen(class, place.position, range);
-        if visible == 0 {
-            return None;
-        }
-        let page = self.table(side, class)?.page(range)?;
-        visible &= page.live() & self.reading.mask(side, class, range);
-        if class == Class::Fetched {
-            // What left since it was asked for is not read.
-            visible &= self.table(side, Class::Coded)?.page(range)?.live();
-        }
-        let first = range * RANGE as u32;
-        if !self.state.dying.is_empty() {
-            for (&p, &dies) in self.state.dying.range(first..first + RANGE as u32) {
-                if dies <= place.position {
-                    visible &= !(1 << (p - first));
-                }
+impl Sum<'_> {
+    fn all(&self, heads: &mut [Box<Scratch>], partials: &mut Vec<f32>) -> Result<(), CacheError> {
+        let (view, n_heads) = (&self.views[0], self.views.len());
+        let end = self.position as usize / RANGE + 1;
+        let first = view.first_range(self.position) as usize;
+        for wave in (first..end).step_by(WAVE) {
+            let wave = wave..end.min(wave + WAVE);
+            let n = n_heads * wave.len() * self.shape.size();
+            room(partials, n);
+            partials.resize(n, 0.0);
+            let mut tasks = self.tasks(wave.clone(), partials);
+            if !view.turns_keys() {
+                // One head after the other: what is asked for ahead is what comes next.
+                tasks.sort_by_key(|&(h, ..)| h);
             }
-        }
-        let format = page.format(self.formats.ladder(self.head, side, class));
-        (visible != 0).then_some(Seen {
-            page,
-            format,
-            visible,
-        })
-    }
-
-    /// The bytes of a page, as far as they can be had without work.
-    fn ahead(&self, side: Side, class: Class, range: u32) -> &'a [u8] {
-        let Some(page) = self.table(side, class).and_then(|t| t.page(range)) else {
-            return &[];
-        };
-        let bytes = self.reader.view(page);
-        let format = page.format(self.formats.ladder(self.head, side, class));
-        if format.codec.page_rows() > 1 {
-            // A page's scales lie behind its rows, and are what is read first.
-            rows::ask_for(
-                &bytes[bytes
-                    .len()
-                    .saturating_sub(format.scale_bytes(page.stored()))..],
-            );
-        }
-        bytes
-    }
-}
-
-impl Scratch {
-    /// The partial results of ranges of one head, into `partials`.
-    fn partials_of(
-        &mut self,
-        view: HeadView<'_>,
-        (position, ranges): (u32, Range<usize>),
-        q: [&[f32]; 2],
-        partials: &mut [f32],
-    ) -> Result<(), CacheError> {
-        let shape = Shape::of(&view);
-        for (range, partial) in ranges.zip(partials.chunks_exact_mut(shape.size())) {
-            self.partial(view, Place { position, range }, q, shape.split(partial))?;
+            if n_heads * wave.len() <= FEW || rayon::current_num_threads() == 1 {
+                for (h, ranges, part) in tasks {
+                    self.run(heads, (h, ranges, &mut *part))?;
+                    heads[h].take_in(self.shape, part);
+                }
+                continue;
+            }
+            let asked = &*heads;
+            tasks
+                .into_par_iter()
+                .try_for_each(|task| self.run(asked, task))?;
+            for (h, _, part) in self.tasks(wave, partials) {
+                heads[h].take_in(self.shape, part);
+            }
         }
         Ok(())
     }
 
-    /// The partial results of one range. `q`: the queries in the space of exact rows and in that of coded keys.
+    /// All heads of a few ranges, then all of the next: where keys are turned, those of all heads are turned by the same
+    /// angles.
+    fn tasks<'p>(&self, wave: Range<usize>, partials: &'p mut [f32]) -> Vec<Task<'p>> {
+        let (n_heads, size) = (self.views.len(), self.shape.size());
+        let blocks = partials.chunks_mut(n_heads * TASK * size);
+        let tasks = wave.step_by(TASK).zip(blocks).flat_map(|(first, block)| {
+            let n = block.len() / n_heads;
+            let parts = block.chunks_exact_mut(n).enumerate();
+            parts.map(move |(h, part)| (h, first..first + n / size, part))
+        });
+        tasks.collect()
+    }
+
+    fn run(&self, heads: &[Box<Scratch>], (h, ranges, part): Task<'_>) -> Result<(), CacheError> {
+        let mut scratch = self.pool.take();
+        let q = heads[h].q.each_ref().map(Vec::as_slice);
+        let done = scratch.partials_of(self, (h, ranges), q, part);
+        self.pool.give(scratch);
+        done
+    }
+}
+
+impl Scratch {
+    /// The partial results of up to [`TASK`] ranges of one head, into `partials`. `q`: the queries in the space of exact rows
+    /// and in that of coded keys.
+    fn partials_of(
+        &mut self,
+        sum: &Sum<'_>,
+        (head, ranges): (usize, Range<usize>),
+        q: [&[f32]; 2],
+        partials: &mut [f32],
+    ) -> Result<(), CacheError> {
+        let shape = sum.shape;
+        let view = sum.views[head];
+        let reach = view.reach(sum.position);
+        let mut found = [Found::default(); TASK];
+        for (found, range) in found.iter_mut().zip(ranges.clone()) {
+            *found = reach.found(range);
+        }
+        let after = reach.seen(Side::K, ranges.end);
+        let n_weights = shape.n_queries * RANGE;
+        room(&mut self.weights, n_weights);
+        self.weights.resize(n_weights, 0.0);
+        let next = found.iter().skip(1).take(ranges.len() - 1);
+        let next = next.map(|found| &found.keys).chain([&after]);
+        let partials = partials.chunks_exact_mut(shape.size());
+        for ((found, next), partial) in found.iter().zip(next).zip(partials) {
+            self.partial(view, (found, next), q, shape.split(partial))?;
+        }
+        Ok(())
+    }
+
+    /// The partial results of one range. `next`: the keys that are read after it.
     fn partial(
         &mut self,
         view: HeadView<'_>,
-        place: Place,
+        (found, next): (&Found<'_>, &OfClasses<'_>),
         q: [&[f32]; 2],
         partial: Partial<'_>,
     ) -> Result<(), CacheError> {
-        let n_queries = partial.m.len();
-        let keys = Class::READ.map(|class| view.seen(Side::K, class, place));
+        let Partial { used, m, l, sums } = partial;
+        let Found { keys, values } = found;
         let all = keys.iter().flatten().fold(0, |m, s| m | s.visible);
-        partial.used.fill(0.0);
+        used.fill(0.0);
         if all == 0 {
             return Ok(());
         }
-        room(&mut self.weights, n_queries * RANGE);
-        self.weights.resize(n_queries * RANGE, 0.0);
         for (class, seen) in Class::READ.into_iter().zip(keys) {
             if let Some(seen) = seen {
+                let seen = seen.before(values[class as usize]);
                 self.score(view, class, seen, q, all)?;
             }
         }
-        let n = all.count_ones() as usize;
-        for (i, row) in self.weights.chunks_exact_mut(RANGE).enumerate() {
-            partial.m[i] = max(&row[..n]);
-            partial.l[i] = exp_sum(&mut row[..n], partial.m[i]);
-        }
-        let Partial { used, sums, .. } = partial;
-        for class in Class::READ {
-            let Some(seen) = view.seen(Side::V, class, place) else {
+        exp_rows(&mut self.weights, (RANGE, all.count_ones() as usize), m, l);
+        for (class, seen) in Class::READ.into_iter().zip(values) {
+            let Some(seen) = seen else {
                 continue;
             };
             let space = usize::from(class != Class::Coded);
@@ -305,6 +210,7 @@ impl Scratch {
                 used[space] = 1.0;
                 sums[space].fill(0.0);
             }
+            let seen = seen.before(next[class as usize]);
             self.weigh(view, class, seen, all, &mut *sums[space])?;
         }
         Ok(())
@@ -323,6 +229,7 @@ impl Scratch {
             page,
             format,
             visible,
+            ..
         } = seen;
         let in_coded_space = class == Class::Coded && view.stages.absorbs_keys();
         let q = q[usize::from(in_coded_space)];
@@ -358,8 +265,8 @@ impl Scratch {
         } else {
             let range = StoredRange {
                 stored: scored,
-                bytes: view.reader.bytes(page, format, &mut self.buffers)?,
-                ahead: view.ahead(Side::V, class, page.range),
+                bytes: seen.bytes(view.reader, &mut self.buffers)?,
+                ahead: seen.ahead,
                 turning,
             };
             format.scores(range, q, &mut self.work, out);
@@ -384,7 +291,7 @@ impl Scratch {
         all: Mask,
     ) -> Result<(), CacheError> {
         let Seen { page, format, .. } = seen;
-        let bytes = view.reader.bytes(page, format, &mut self.buffers)?;
+        let bytes = seen.bytes(view.reader, &mut self.buffers)?;
         let n_bytes = format.bytes(1);
         for run in Runs::new(page.stored(), seen.visible, all) {
             let rows = StoredRange {
@@ -415,6 +322,7 @@ impl Scratch {
             page,
             format,
             visible,
+            ..
         } = seen;
         let of = |weights, run: &Run| Mat {
             data: &<Vec<f32> as AsRef<[f32]>>::as_ref(weights)[run.to..],
@@ -435,8 +343,8 @@ impl Scratch {
         }
         let range = StoredRange {
             stored: page.stored(),
-            bytes: view.reader.bytes(page, format, &mut self.buffers)?,
-            ahead: view.ahead(Side::K, class, page.range + 1),
+            bytes: seen.bytes(view.reader, &mut self.buffers)?,
+            ahead: seen.ahead,
             turning: None,
         };
         for run in Runs::new(page.stored(), visible, all) {
@@ -447,25 +355,19 @@ impl Scratch {
         Ok(())
     }
 
-    /// Merges a range's partial results.
-    fn take_in(&mut self, partial: Partial<'_>) {
-        let used = [partial.used[0] != 0.0, partial.used[1] != 0.0];
-        if used == [false; 2] {
-            return;
+    /// Merges partial results of ranges.
+    fn take_in(&mut self, shape: Shape, parts: &[f32]) {
+        let [coded, exact] = &mut self.spaces;
+        for part in parts.chunks_exact(shape.size()) {
+            coded.used |= part[0] != 0.0;
+            exact.used |= part[1] != 0.0;
         }
-        for (space, used) in self.spaces.iter_mut().zip(used) {
-            space.used |= used;
-        }
-        let [coded, exact] = &partial.sums;
-        for i in 0..partial.m.len() {
-            merge(
-                &mut self.spaces,
-                (&mut self.m[i], &mut self.l[i]),
-                i,
-                (partial.m[i], partial.l[i]),
-                [used[0].then_some(&**coded), used[1].then_some(&**exact)],
-            );
-        }
+        let mut totals = Totals {
+            m: &mut self.m,
+            l: &mut self.l,
+            sums: [&mut coded.sum, &mut exact.sum],
+        };
+        merge(shape, parts, &mut totals);
     }
 }
 

@@ -142,24 +142,48 @@ impl Rules {
             .map_or(aged, |f| aged.min(self.coded_end(f)))
     }
 
+    /// What a query may see, evictions apart.
+    pub fn sight(&self, query: u32) -> Sight {
+        let first_in_window = self.window.map_or(0, |w| (query + 1).saturating_sub(w));
+        Sight {
+            past: (first_in_window, query + 1),
+            coded: (self.sinks, self.coded_below(query)),
+        }
+    }
+
     /// The rows of a range whose version in one class a query may see, evictions apart: [`Rules::interval`] for all of
     /// them at once.
     pub fn seen(&self, class: Class, query: u32, range: u32) -> Mask {
-        let first_in_window = self.window.map_or(0, |w| (query + 1).saturating_sub(w));
-        let past = slots(first_in_window, query + 1, range);
-        let coded = slots(self.sinks, self.coded_below(query), range);
+        self.sight(query).seen(class, range)
+    }
+}
+
+/// What one query may see, evictions apart: positions from `.0` up to `.1`.
+#[derive(Debug, Clone, Copy)]
+pub struct Sight {
+    past: (u32, u32),
+    coded: (u32, u32),
+}
+
+impl Sight {
+    /// The rows of a range whose version in one class may be seen.
+    pub fn seen(&self, class: Class, range: u32) -> Mask {
+        let past = slots(self.past, range);
         match class {
             // What came back is read where the coded row would be.
-            Class::Coded | Class::Fetched => past & coded,
-            Class::Exact => past & !coded,
+            Class::Coded | Class::Fetched => past & slots(self.coded, range),
+            Class::Exact => past & !slots(self.coded, range),
             Class::Frozen => past,
         }
     }
 }
 
 /// The rows of a range at positions from `start` up to `end`.
-fn slots(start: u32, end: u32, range: u32) -> Mask {
+fn slots((start, end): (u32, u32), range: u32) -> Mask {
     let first = range * RANGE as u32;
+    if start <= first && first + RANGE as u32 <= end {
+        return Mask::MAX;
+    }
     let slot = |p: u32| p.saturating_sub(first).min(RANGE as u32);
     let below = |n: u32| Mask::MAX.checked_shr(RANGE as u32 - n).unwrap_or(0);
     below(slot(end)) & !below(slot(start))

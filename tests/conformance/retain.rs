@@ -409,6 +409,44 @@ fn threads_change_no_bit() {
     }
 }
 
+/// Ranges of which nothing, one row, or about a quarter of the rows is left: a token alone, on any number of threads, gets
+/// what a chunk gets.
+#[test]
+fn few_rows_of_a_range_are_read_as_a_chunk_reads_them() {
+    let g = tiny();
+    let (n, end) = (2000, 2006);
+    let s = script(&g, end, 107, 0.5);
+    for kept_fraction in [0.004, 0.05, 0.25] {
+        let spec = keeping(parse_example("{ method = \"random\" }"), kept_fraction);
+        for (encode, tail, keys) in [
+            (r#""f16""#, 0, KeyForm::PostRope),
+            (r#""q4_0""#, 20, KeyForm::PreRope),
+            (
+                r#"{ method = "int4", axis = "channel" }"#,
+                0,
+                KeyForm::PreRope,
+            ),
+        ] {
+            let mut strategy = with(&spec, encode);
+            (strategy.tail, strategy.keys) = (Tail::both(tail), keys);
+            for continuation in BOTH {
+                let run = |n_threads: usize, chunks: &[usize]| {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads);
+                    pool.build().expect("a pool").install(|| {
+                        let mut cache = compressed(&strategy, (&g, &s), (n, &[512]), continuation);
+                        resume(&mut cache, &g, SEQ, &s, n..end, chunks)
+                    })
+                };
+                let want = run(1, &[end - n]);
+                for n_threads in [1, 2, 3] {
+                    let what = format!("{kept_fraction} of {encode} on {n_threads}");
+                    assert_bits(&what, &want, &run(n_threads, &[1]));
+                }
+            }
+        }
+    }
+}
+
 /// While decoding, a gate's budget holds at every step and its newest rows live.
 #[test]
 fn a_gates_budget_holds_while_decoding() {

@@ -10,8 +10,7 @@ use super::super::RANGE;
 use super::super::head_view::HeadView;
 use super::super::places::bits;
 use super::super::scratch::{Pool, Scratch, room};
-use super::super::stage::Side;
-use super::super::token::Place;
+use super::super::seen::Found;
 use super::super::visibility::Class;
 use crate::compute::cpu::vector::{exp_sum, max};
 
@@ -86,21 +85,19 @@ impl Scratch {
         let mut scores: Vec<Vec<f32>> = vec![Vec::new(); n_queries];
         // Of each row that is seen: its position, if it is a coded one.
         let mut rows: Vec<Option<u32>> = Vec::new();
+        let reach = view.reach(position);
         for range in view.first_range(position)..=position / RANGE as u32 {
-            let place = Place {
-                position,
-                range: range as usize,
-            };
-            let keys = Class::READ.map(|class| view.seen(Side::K, class, place));
+            let Found { keys, values } = reach.found(range as usize);
             let all = keys.iter().flatten().fold(0, |m, s| m | s.visible);
             if all == 0 {
                 continue;
             }
             room(&mut self.weights, n_queries * RANGE);
             self.weights.resize(n_queries * RANGE, 0.0);
-            let coded = |side, class| view.seen(side, class, place).map_or(0, |s| s.visible);
-            let coded = |side| coded(side, Class::Coded) | coded(side, Class::Fetched);
-            let ranked = coded(Side::K) | coded(Side::V);
+            let coded =
+                |class| [&keys, &values].map(|s| s[class as usize].map_or(0, |s| s.visible));
+            let ranked = [Class::Coded, Class::Fetched].map(coded);
+            let ranked = ranked.as_flattened().iter().fold(0, |m, s| m | s);
             for (class, seen) in Class::READ.into_iter().zip(keys) {
                 if let Some(seen) = seen {
                     self.score(view, class, seen, q, all)?;

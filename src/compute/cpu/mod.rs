@@ -10,6 +10,7 @@ pub mod gemm;
 mod int_dot;
 pub mod levels;
 pub mod linear;
+pub mod partials;
 pub mod rows;
 pub mod simd;
 #[cfg(target_arch = "x86_64")]

@@ -92,8 +92,21 @@ multiversion! {
     pub fn exp_sum(x: &mut [f32], shift: f32) -> f32 = exp_sum_body;
 }
 
+#[inline(always)]
+fn exp_rows_body(x: &mut [f32], (stride, n): (usize, usize), m: &mut [f32], l: &mut [f32]) {
+    for ((row, m), l) in x.chunks_exact_mut(stride).zip(m).zip(l) {
+        *m = max_body(&row[..n]);
+        *l = exp_sum_body(&mut row[..n], *m);
+    }
+}
+
+multiversion! {
+    /// For each row, `stride` numbers apart: its first n numbers' largest one m, e^(x − m) in their place, and the sum l.
+    pub fn exp_rows(x: &mut [f32], shape: (usize, usize), m: &mut [f32], l: &mut [f32]) = exp_rows_body;
+}
+
 // Channels that stay in registers while all rows pass.
-const CHANNELS: usize = 4 * LANES;
+pub(super) const CHANNELS: usize = 4 * LANES;
 
 #[inline(always)]
 fn axpy_rows_body(p: &[f32], rows: &[f32], acc: &mut [f32]) {
@@ -361,6 +374,15 @@ mod tests {
             exp_sum_body(&mut b, m).to_bits()
         );
         assert_eq!(a, b);
+        let mut rows: Vec<f32> = a.iter().rev().chain(&a).copied().collect();
+        let mut one_by_one = rows.clone();
+        let (mut m, mut l) = ([0.0; 2], [0.0; 2]);
+        exp_rows(&mut rows, (133, 100), &mut m, &mut l);
+        for (i, row) in one_by_one.chunks_exact_mut(133).enumerate() {
+            assert_eq!(m[i], max(&row[..100]));
+            assert_eq!(l[i].to_bits(), exp_sum(&mut row[..100], m[i]).to_bits());
+        }
+        assert_eq!(rows, one_by_one);
     }
 
     #[test]

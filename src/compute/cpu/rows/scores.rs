@@ -64,7 +64,7 @@ unsafe fn score_pass<S: Simd, L: Layout, const Q: usize>(
     out: MatMut<'_>,
 ) {
     let n = rows.n();
-    let is_short = n < STRIP;
+    let is_short = n < LANES;
     let mut few = [[0.0f32; STRIP]; Q];
     // One place where a strip is scored, since it is a long piece of code.
     let (from, to, stride) = if is_short {
@@ -73,15 +73,17 @@ unsafe fn score_pass<S: Simd, L: Layout, const Q: usize>(
     } else {
         (rows.bytes.as_ptr(), out.data.as_mut_ptr(), out.stride)
     };
+    let last = n.saturating_sub(LANES);
     let mut r = 0;
     while r < n {
-        // A last strip that would be short has rows that were there before.
-        let at = r.min(n.saturating_sub(STRIP));
-        // SAFETY: 32 rows from `at` on can be read, and there is room for their scores.
+        // A last strip that would be short has rows that were there before; so has its second half, if there is but one.
+        let first = r.min(n.saturating_sub(STRIP));
+        let at = [first, (first + LANES).min(last)];
+        // SAFETY: 16 rows can be read from each row of `at` on, and there is room for their scores.
         unsafe {
-            let row = from.add(at * rows.stride);
-            let scores = strip::<S, L, Q>(layout, row, rows, rows.after(at), q.as_ptr());
-            store::<S, Q>(&scores, to.add(at), stride);
+            let halves = at.map(|r| from.add(r * rows.stride));
+            let scores = strip::<S, L, Q>(layout, halves, rows, rows.after(first), q.as_ptr());
+            store::<S, Q>(&scores, at.map(|r| to.add(r)), stride);
         }
         r += STRIP;
     }
@@ -93,13 +95,17 @@ unsafe fn score_pass<S: Simd, L: Layout, const Q: usize>(
 }
 
 /// # Safety
-/// The instruction set is there; 32 numbers may be written at `to`, and for each further query `stride` numbers on.
+/// The instruction set is there; 16 numbers may be written at each of `to`, and for each further query `stride` numbers on.
 #[inline(always)]
-unsafe fn store<S: Simd, const Q: usize>(scores: &[[S::F; Q]; 2], to: *mut f32, stride: usize) {
-    for (b, scores) in scores.iter().enumerate() {
+unsafe fn store<S: Simd, const Q: usize>(
+    scores: &[[S::F; Q]; 2],
+    to: [*mut f32; 2],
+    stride: usize,
+) {
+    for (to, scores) in to.into_iter().zip(scores) {
         for (i, &x) in scores.iter().enumerate() {
             // SAFETY: the caller's promise.
-            unsafe { S::store(to.add(i * stride + b * LANES), x) };
+            unsafe { S::store(to.add(i * stride), x) };
         }
     }
 }
@@ -107,11 +113,11 @@ unsafe fn store<S: Simd, const Q: usize>(scores: &[[S::F; Q]; 2], to: *mut f32, 
 /// The scores of two vectors of rows for Q queries: enough chains to keep the multipliers busy. `next` is asked for meanwhile.
 ///
 /// # Safety
-/// The instruction set is there; 32 rows may be read at `row`, `[Q][dim]` numbers at `q`.
+/// The instruction set is there; 16 rows may be read at each of `halves`, `[Q][dim]` numbers at `q`.
 #[inline(always)]
 unsafe fn strip<S: Simd, L: Layout, const Q: usize>(
     layout: &L,
-    row: *const u8,
+    halves: [*const u8; 2],
     rows: Rows<'_>,
     mut next: &[u8],
     q: *const f32,
@@ -119,7 +125,6 @@ unsafe fn strip<S: Simd, L: Layout, const Q: usize>(
     // SAFETY (all blocks): the caller's promise.
     unsafe {
         let mut acc = [[S::splat(0.0); Q]; 2];
-        let later = row.add(LANES * rows.stride);
         let n_steps = rows.dim / L::STEP;
         let (whole, share) = (n_steps * L::STEP, next.len() / n_steps.max(1));
         let mut first = 0;
@@ -127,8 +132,8 @@ unsafe fn strip<S: Simd, L: Layout, const Q: usize>(
             let group = Group::<S, L> {
                 layout,
                 held: [
-                    layout.hold::<S>(row, rows, first),
-                    layout.hold::<S>(later, rows, first),
+                    layout.hold::<S>(halves[0], rows, first),
+                    layout.hold::<S>(halves[1], rows, first),
                 ],
                 q: q.add(first),
                 first,
@@ -147,7 +152,7 @@ unsafe fn strip<S: Simd, L: Layout, const Q: usize>(
             first += L::STEP;
         }
         for c in whole..rows.dim {
-            let k = [row, later].map(|row| layout.rest::<S>(row, rows, c));
+            let k = halves.map(|row| layout.rest::<S>(row, rows, c));
             add::<S, Q>(k, q.add(c), rows.dim, &mut acc);
         }
         acc
@@ -281,6 +286,6 @@ unsafe fn pass<S: Simd, const Q: usize>(
             Some(turn) => turned_strip::<S, Q>(columns, turn, q),
             None => columns_strip::<S, Q>(columns, 0..dim, q, [[S::splat(0.0); Q]; 2]),
         };
-        store::<S, Q>(&scores, to, stride);
+        store::<S, Q>(&scores, [to, to.add(LANES)], stride);
     }
 }

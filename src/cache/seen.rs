@@ -1,0 +1,153 @@
+//! What one token sees of a KV head, range after range.
+//!
+//! Invariants: the tables that have rows, and the rules, are looked up once for all ranges; what is read of a range is looked up
+//! before any of it is read, so that lookups, which leave near caches between two tokens, don't wait for one another.
+
+use super::formats::{Format, Mask};
+use super::head_view::HeadView;
+use super::places::{Page, ReadBuffers, Reader};
+use super::stage::Side;
+use super::table::RowTable;
+use super::visibility::{Class, Sight};
+use super::{CacheError, RANGE};
+use crate::compute::cpu::rows;
+
+/// The rows of one class in one range.
+#[derive(Clone, Copy)]
+pub struct Seen<'a> {
+    /// The page.
+    pub page: &'a Page,
+    /// Its format.
+    pub format: &'a Format,
+    /// Rows that the token sees.
+    pub visible: Mask,
+    /// The page's bytes where they lie in host memory as encoded; else nothing.
+    bytes: &'a [u8],
+    /// What is read next: its beginning is asked for meanwhile.
+    pub ahead: &'a [u8],
+}
+
+/// By class, in order of [`Class::READ`].
+pub type OfClasses<'a> = [Option<Seen<'a>>; 4];
+
+/// All rows of a range that are read.
+#[derive(Clone, Copy, Default)]
+pub struct Found<'a> {
+    /// Keys.
+    pub keys: OfClasses<'a>,
+    /// Values.
+    pub values: OfClasses<'a>,
+}
+
+/// What a token can see of one head.
+pub struct Reach<'a> {
+    view: HeadView<'a>,
+    position: u32,
+    /// By side: the rules, and the tables with rows in order of [`Class::READ`].
+    sides: [(Sight, [Option<&'a RowTable>; 4]); 2],
+}
+
+impl<'a> Seen<'a> {
+    /// The page's encoded bytes.
+    pub fn bytes<'b>(
+        &self,
+        reader: Reader<'a>,
+        buffers: &'b mut ReadBuffers,
+    ) -> Result<&'b [u8], CacheError>
+    where
+        'a: 'b,
+    {
+        if self.bytes.is_empty() {
+            return reader.bytes(self.page, self.format, buffers);
+        }
+        Ok(self.bytes)
+    }
+
+    /// Its bytes as what is read next.
+    pub fn coming(&self) -> &'a [u8] {
+        if self.format.codec.page_rows() > 1 {
+            // A page's scales lie behind its rows, and are what is read first.
+            let n = self.format.scale_bytes(self.page.stored());
+            rows::ask_for(&self.bytes[self.bytes.len().saturating_sub(n)..]);
+        }
+        self.bytes
+    }
+
+    /// The same with what is read next.
+    pub fn before(self, next: Option<Seen<'a>>) -> Self {
+        let ahead = next.map_or(&[][..], |next| next.coming());
+        Self { ahead, ..self }
+    }
+}
+
+impl<'a> HeadView<'a> {
+    /// The first range that a token at `position` sees.
+    pub(super) fn first_range(&self, position: u32) -> u32 {
+        let first = self.rules[0]
+            .window
+            .map_or(0, |w| (position + 1).saturating_sub(w));
+        first / RANGE as u32
+    }
+
+    /// What a token at `position` can see.
+    pub(super) fn reach(self, position: u32) -> Reach<'a> {
+        let sides = Side::BOTH.map(|side| {
+            let tables = Class::READ.map(|class| {
+                let table = self.table(side, class)?;
+                (!table.pages().is_empty()).then_some(table)
+            });
+            (self.rules[side as usize].sight(position), tables)
+        });
+        Reach {
+            view: self,
+            position,
+            sides,
+        }
+    }
+}
+
+impl<'a> Reach<'a> {
+    /// What is read of a range.
+    pub fn found(&self, range: usize) -> Found<'a> {
+        Found {
+            keys: self.seen(Side::K, range),
+            values: self.seen(Side::V, range),
+        }
+    }
+
+    /// What is seen of one side of a range.
+    pub fn seen(&self, side: Side, range: usize) -> OfClasses<'a> {
+        Class::READ.map(|class| self.seen_of(side, class, range as u32))
+    }
+
+    fn seen_of(&self, side: Side, class: Class, range: u32) -> Option<Seen<'a>> {
+        let (sight, tables) = &self.sides[side as usize];
+        let page = tables[class as usize]?.page(range)?;
+        let view = &self.view;
+        let mut visible =
+            page.live() & sight.seen(class, range) & view.reading.mask(side, class, range);
+        if class == Class::Fetched {
+            // What left since it was asked for is not read.
+            visible &= tables[Class::Coded as usize]?.page(range)?.live();
+        }
+        if !view.state.dying.is_empty() {
+            let first = page.first();
+            for (&p, &dies) in view.state.dying.range(first..first + RANGE as u32) {
+                if dies <= self.position {
+                    visible &= !(1 << (p - first));
+                }
+            }
+        }
+        if visible == 0 {
+            return None;
+        }
+        let format = page.format(view.formats.ladder(view.head, side, class));
+        Some(Seen {
+            page,
+            format,
+            visible,
+            bytes: view.reader.view(page, format),
+            ahead: &[],
+        })
+    }
+}
