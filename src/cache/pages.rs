@@ -36,6 +36,10 @@ pub trait PageStore: Send + Sync {
     fn read(&self, id: PageId, offset: usize, out: &mut [u8]);
     /// The page as a host slice, where the memory is the host's.
     fn view(&self, id: PageId) -> Option<&[u8]>;
+    /// Moves pages that are read one after the other, as far as this memory can, to where they lie so.
+    fn gather(&mut self, ids: &[PageId]) {
+        let _ = ids;
+    }
     /// Adds an owner.
     fn share(&mut self, id: PageId);
     /// A page with the same bytes that is owned once: the page itself, or a copy that replaces one ownership.
@@ -112,6 +116,15 @@ impl PageStore for HostStore {
 
     fn view(&self, id: PageId) -> Option<&[u8]> {
         Some(&self.pages[id.index()].data)
+    }
+
+    fn gather(&mut self, ids: &[PageId]) {
+        // While the old ones are there, an allocator finds no room for the new ones but beside one another.
+        let moved = ids.iter().map(|id| self.pages[id.index()].data.clone());
+        let moved: Vec<Box<[u8]>> = moved.collect();
+        for (id, data) in ids.iter().zip(moved) {
+            self.pages[id.index()].data = data;
+        }
     }
 
     fn share(&mut self, id: PageId) {
@@ -244,6 +257,9 @@ mod tests {
         store.free(a);
         assert_eq!(store.bytes(), 4);
         assert_eq!(store.unshare(b), b);
+        store.gather(&[b]);
+        store.read(b, 0, &mut out);
+        assert_eq!(out, [9, 2, 3, 4]);
         assert!(store.bookkeeping_bytes() > 0);
         store.free(b);
         assert_eq!(store.bytes() + store.bookkeeping_bytes(), 0);

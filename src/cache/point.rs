@@ -83,6 +83,10 @@ impl Point<'_> {
                     if is_over {
                         head.scores = Vec::new();
                     }
+                    // What is left of each page lies where the whole page did.
+                    for table in head.tables.as_flattened() {
+                        table.gather(places.store);
+                    }
                 }
             }
             state.pages_from = state.len;

@@ -41,6 +41,11 @@ impl Iterator for Runs {
         if self.left == 0 {
             return None;
         }
+        if self.left == self.stored && self.stored == self.all {
+            // The usual range: nothing but these rows.
+            let n = std::mem::take(&mut self.left).count_ones() as usize;
+            return Some(Run { from: 0, to: 0, n });
+        }
         let rank = |of: Mask, slot: u32| (of & ((1 << slot) - 1)).count_ones() as usize;
         let first = self.left.trailing_zeros();
         let (from, to) = (rank(self.stored, first), rank(self.all, first));

@@ -107,17 +107,22 @@ impl<'a> HeadView<'a> {
 }
 
 impl<'a> Reach<'a> {
-    /// What is read of a range.
-    pub fn found(&self, range: usize) -> Found<'a> {
-        Found {
-            keys: self.seen(Side::K, range),
-            values: self.seen(Side::V, range),
-        }
+    /// Notes what is read of a range, of which nothing is noted yet.
+    pub fn find(&self, range: usize, found: &mut Found<'a>) {
+        self.see(Side::K, range, &mut found.keys);
+        self.see(Side::V, range, &mut found.values);
     }
 
-    /// What is seen of one side of a range.
-    pub fn seen(&self, side: Side, range: usize) -> OfClasses<'a> {
-        Class::READ.map(|class| self.seen_of(side, class, range as u32))
+    /// Notes what is seen of one side of a range.
+    pub fn see(&self, side: Side, range: usize, seen: &mut OfClasses<'a>) {
+        let (_, tables) = &self.sides[side as usize];
+        for class in Class::READ {
+            if tables[class as usize].is_some()
+                && let Some(of_class) = self.seen_of(side, class, range as u32)
+            {
+                seen[class as usize] = Some(of_class);
+            }
+        }
     }
 
     fn seen_of(&self, side: Side, class: Class, range: u32) -> Option<Seen<'a>> {

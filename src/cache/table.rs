@@ -210,6 +210,15 @@ impl RowTable {
         Ok(())
     }
 
+    /// Moves the bytes of all pages that are raw to where they can be read one after the other.
+    pub fn gather(&self, store: &mut dyn PageStore) {
+        let raw = self.pages.iter().filter_map(|page| match page.bytes {
+            PageBytes::Raw(id) => Some(id),
+            _ => None,
+        });
+        store.gather(&raw.collect::<Vec<_>>());
+    }
+
     /// Packs and parks the pages whose range ends at or before `end`, as far as the strategy asks for it.
     pub fn seal(
         &mut self,

@@ -164,9 +164,10 @@ impl Scratch {
         let reach = view.reach(sum.position);
         let mut found = [Found::default(); TASK];
         for (found, range) in found.iter_mut().zip(ranges.clone()) {
-            *found = reach.found(range);
+            reach.find(range, found);
         }
-        let after = reach.seen(Side::K, ranges.end);
+        let mut after = OfClasses::default();
+        reach.see(Side::K, ranges.end, &mut after);
         let n_weights = shape.n_queries * RANGE;
         room(&mut self.weights, n_weights);
         self.weights.resize(n_weights, 0.0);

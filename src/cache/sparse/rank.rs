@@ -87,7 +87,9 @@ impl Scratch {
         let mut rows: Vec<Option<u32>> = Vec::new();
         let reach = view.reach(position);
         for range in view.first_range(position)..=position / RANGE as u32 {
-            let Found { keys, values } = reach.found(range as usize);
+            let mut found = Found::default();
+            reach.find(range as usize, &mut found);
+            let Found { keys, values } = found;
             let all = keys.iter().flatten().fold(0, |m, s| m | s.visible);
             if all == 0 {
                 continue;

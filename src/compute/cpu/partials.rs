@@ -71,9 +71,6 @@ impl Shape {
 const RANGES: usize = 4;
 const QUERIES: usize = 4;
 
-/// Of up to [`QUERIES`] queries and [`RANGES`] ranges: what a total is multiplied by, and what a partial result is.
-type Factors = [[[f32; RANGES]; QUERIES]; 2];
-
 multiversion! {
     /// Merges the partial results of ranges, back to back in `parts`.
     ///
@@ -85,36 +82,58 @@ multiversion! {
 #[inline(always)]
 fn merge_body(shape: Shape, parts: &[f32], to: &mut Totals<'_>) {
     for block in parts.chunks(RANGES * shape.size()) {
+        let mut seen = Block {
+            shape,
+            parts: [&[]; RANGES],
+            n: 0,
+        };
+        for part in block.chunks_exact(shape.size()) {
+            if part[0] != 0.0 || part[1] != 0.0 {
+                seen.parts[seen.n] = part;
+                seen.n += 1;
+            }
+        }
         for first in (0..shape.n_queries).step_by(QUERIES) {
             let n = QUERIES.min(shape.n_queries - first);
-            let factors = factors(shape, block, (first, n), to);
+            let [old, new] = factors(&seen, (first, n), to);
             for space in 0..2 {
                 for query in 0..n {
-                    let factors = [factors[0][query], factors[1][query]];
-                    sums(shape, block, (first + query, space), factors, to);
+                    sums(
+                        &seen,
+                        (first + query, space),
+                        [&old[query], &new[query]],
+                        to,
+                    );
                 }
             }
         }
     }
 }
 
-fn is_seen(part: &[f32]) -> bool {
-    part[0] != 0.0 || part[1] != 0.0
+/// A few ranges of which something was seen.
+struct Block<'a> {
+    shape: Shape,
+    parts: [&'a [f32]; RANGES],
+    n: usize,
 }
+
+impl<'a> Block<'a> {
+    #[inline(always)]
+    fn parts(&self) -> impl Iterator<Item = (usize, &'a [f32])> {
+        self.parts.into_iter().take(self.n).enumerate()
+    }
+}
+
+/// Of up to [`QUERIES`] queries and [`RANGES`] ranges: what a total is multiplied by, and what a partial result is.
+type Factors = [[[f32; RANGES]; QUERIES]; 2];
 
 /// Merges m and l.
 #[inline(always)]
-fn factors(
-    shape: Shape,
-    block: &[f32],
-    (first, n): (usize, usize),
-    to: &mut Totals<'_>,
-) -> Factors {
-    let parts = || block.chunks_exact(shape.size()).enumerate();
+fn factors(block: &Block<'_>, (first, n): (usize, usize), to: &mut Totals<'_>) -> Factors {
     let mut factors: Factors = [[[0.0; RANGES]; QUERIES]; 2];
     for i in 0..n {
         let most = &mut to.m[first + i];
-        for (r, part) in parts().filter(|(_, part)| is_seen(part)) {
+        for (r, part) in block.parts() {
             let own = part[2 + first + i];
             let larger = if own > *most { own } else { *most };
             factors[0][i][r] = *most - larger;
@@ -127,8 +146,8 @@ fn factors(
     }
     for i in 0..n {
         let l = &mut to.l[first + i];
-        for (r, part) in parts().filter(|(_, part)| is_seen(part)) {
-            let own = part[2 + shape.n_queries + first + i];
+        for (r, part) in block.parts() {
+            let own = part[2 + block.shape.n_queries + first + i];
             *l = own.mul_add(factors[1][i][r], *l * factors[0][i][r]);
         }
     }
@@ -138,46 +157,47 @@ fn factors(
 /// Merges the sums of one query in one space.
 #[inline(always)]
 fn sums(
-    shape: Shape,
-    block: &[f32],
+    block: &Block<'_>,
     (query, space): (usize, usize),
-    [old, new]: [[f32; RANGES]; 2],
+    [old, new]: [&[f32; RANGES]; 2],
     to: &mut Totals<'_>,
 ) {
-    let n = shape.n_queries;
-    let dim = shape.dims[space];
-    let at = 2 + 2 * n + space * n * shape.dims[0] + query * dim;
+    let (n, dims) = (block.shape.n_queries, block.shape.dims);
+    let dim = dims[space];
+    let at = 2 + 2 * n + space * n * dims[0] + query * dim;
     let total = &mut to.sums[space][query * dim..(query + 1) * dim];
+    let is_used = |part: &[f32]| part[space] != 0.0;
+    if !block.parts().all(|(_, part)| is_used(part)) {
+        for (r, part) in block.parts() {
+            if is_used(part) {
+                rescale_add(total, old[r], &part[at..at + dim], new[r]);
+            } else if old[r] != 1.0 {
+                total.iter_mut().for_each(|s| *s *= old[r]);
+            }
+        }
+        return;
+    }
+    // A few channels stay in registers while all ranges pass.
     for (c, total) in total.chunks_mut(CHANNELS).enumerate() {
         let at = at + c * CHANNELS;
-        let parts = block.chunks_exact(shape.size()).zip(old).zip(new);
-        let parts = parts.filter(|((part, _), _)| is_seen(part));
         let Ok(whole) = <&mut [f32; CHANNELS]>::try_from(&mut *total) else {
-            for ((part, old), new) in parts {
-                let x = (part[space] != 0.0).then(|| &part[at..at + total.len()]);
-                rescale_add(total, old, x, new);
+            for (r, part) in block.parts() {
+                rescale_add(total, old[r], &part[at..at + total.len()], new[r]);
             }
             continue;
         };
         let mut held = *whole;
-        for ((part, old), new) in parts {
-            let x = (part[space] != 0.0).then(|| &part[at..at + CHANNELS]);
-            rescale_add(&mut held, old, x, new);
+        for (r, part) in block.parts() {
+            rescale_add(&mut held, old[r], &part[at..at + CHANNELS], new[r]);
         }
         *whole = held;
     }
 }
 
 #[inline(always)]
-fn rescale_add(total: &mut [f32], old: f32, x: Option<&[f32]>, new: f32) {
-    match x {
-        Some(x) => {
-            for (s, &x) in total.iter_mut().zip(x) {
-                *s = x.mul_add(new, *s * old);
-            }
-        }
-        None if old != 1.0 => total.iter_mut().for_each(|s| *s *= old),
-        None => {}
+fn rescale_add(total: &mut [f32], old: f32, x: &[f32], new: f32) {
+    for (s, &x) in total.iter_mut().zip(x) {
+        *s = x.mul_add(new, *s * old);
     }
 }
 

@@ -105,7 +105,7 @@ impl Rows<'_> {
     /// bytes, which that would be too early for, the next strip, and only at last the beginning of what lies elsewhere.
     fn after(&self, at: usize) -> &[u8] {
         if self.bytes.len() <= SMALL {
-            return self.part_of_ahead(at, STRIP);
+            return self.part_of_ahead(at);
         }
         let size = STRIP * self.stride;
         match self.bytes.get(at * self.stride + size..) {
@@ -114,22 +114,21 @@ impl Rows<'_> {
         }
     }
 
-    /// The same while [`STRETCH`] rows from `at` on are summed: those after them come by themselves.
-    fn after_sums(&self, at: usize) -> &[u8] {
+    /// What to ask for while rows are summed: from which row on, what, and how much of it during each [`STRETCH`] of rows.
+    /// Of rows of many bytes, those that come later come by themselves.
+    fn after_sums(&self) -> (usize, &[u8], usize) {
+        let n = self.n();
         if self.bytes.len() <= SMALL {
-            return self.part_of_ahead(at, STRETCH);
+            return (0, self.ahead, (self.ahead.len() * STRETCH).div_ceil(n));
         }
-        let Some(row) = (at + STRIP).checked_sub(self.n()) else {
-            return &[];
-        };
-        let part = row * self.stride..(row + STRETCH) * self.stride;
-        self.ahead.get(part).unwrap_or(&[])
+        let beginning = &self.ahead[..self.ahead.len().min(STRIP * self.stride)];
+        (n.saturating_sub(STRIP), beginning, STRETCH * self.stride)
     }
 
-    /// As large a part of what lies elsewhere as `n` rows from `at` on are of these.
-    fn part_of_ahead(&self, at: usize, n: usize) -> &[u8] {
+    /// As large a part of what lies elsewhere as a strip from row `at` on is of these.
+    fn part_of_ahead(&self, at: usize) -> &[u8] {
         let (size, all) = (self.ahead.len(), self.n());
-        &self.ahead[size * at / all..size * (at + n).min(all) / all]
+        &self.ahead[size * at / all..size * (at + STRIP).min(all) / all]
     }
 }
 

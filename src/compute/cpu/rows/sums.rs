@@ -105,9 +105,17 @@ unsafe fn sum_strip<S: Simd, L: Layout, const Q: usize, const V: usize>(
         }
         let mut row = rows.bytes.as_ptr();
         let mut w = weights.data.as_ptr();
+        // The first channels' pass asks for what is read next.
+        let (from, mut next, share) = if v == 0 {
+            rows.after_sums()
+        } else {
+            (0, &[][..], 0)
+        };
         for r in 0..rows.n() {
-            if v == 0 && r.is_multiple_of(STRETCH) {
-                ask::<S>(rows.after_sums(r));
+            if r.is_multiple_of(STRETCH) && r >= from && !next.is_empty() {
+                let (now, later) = next.split_at(share.min(next.len()));
+                ask::<S>(now);
+                next = later;
             }
             let x = layout.run::<S, V>(row, rows, v * LANES);
             for (i, acc) in acc.iter_mut().enumerate() {
