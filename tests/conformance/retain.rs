@@ -414,7 +414,7 @@ fn threads_change_no_bit() {
 #[test]
 fn few_rows_of_a_range_are_read_as_a_chunk_reads_them() {
     let g = tiny();
-    let (n, end) = (2000, 2006);
+    let (n, end) = (1010, 1016);
     let s = script(&g, end, 107, 0.5);
     for kept_fraction in [0.004, 0.05, 0.25] {
         let spec = keeping(parse_example("{ method = \"random\" }"), kept_fraction);
