@@ -241,7 +241,9 @@ impl Rule {
                     let layer = |l: usize| (0..heads[l].len()).map(|h| (l, h)).collect();
                     (0..heads.len()).map(layer).collect()
                 }
-                Allocate::Global | Allocate::Heads => vec![all.collect()],
+                Allocate::Global | Allocate::Heads => {
+                    vec![all.filter(|&(l, h)| is_comparable(heads[l][h])).collect()]
+                }
             };
             for group in groups {
                 for c in self.excess(heads, &group, &segment) {
@@ -310,6 +312,12 @@ impl Rule {
                 .then_with(|| key(a).cmp(&key(b)))
         })
     }
+}
+
+/// Whether a head's rows have scores to compare. Those of a layer with a sliding window, which a repetition does not reach, are
+/// above all others: in a budget with them they would take the room of all layers that see far.
+fn is_comparable(live: LiveRows<'_>) -> bool {
+    live.scores.iter().any(|&s| s < f32::MAX)
 }
 
 /// Rows of all heads but those whose best rows score highest, of which so many stay whole as have room for `n_rows`. A head's

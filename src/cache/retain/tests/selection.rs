@@ -126,6 +126,17 @@ fn heads_that_share_keep_the_drawn_rows() {
 }
 
 #[test]
+fn rows_beyond_comparison_take_no_room_of_others() {
+    let mut scores = noise(2, 2, 10);
+    scores[1] = vec![vec![f32::INFINITY; 10], vec![f32::MAX; 10]];
+    let rule = rule(Budget::KeptFraction(0.5), Allocate::Global);
+    let first = kept(&rule, &scores[..1].to_vec());
+    let both = kept(&rule, &scores);
+    assert_eq!(counts(&both)[1], [10, 10]);
+    assert_eq!(both[0], first[0]);
+}
+
+#[test]
 fn a_safeguard_keeps_a_heads_best_rows_from_the_others() {
     let mut rule = rule(Budget::Tokens(3), Allocate::Layer(1.0));
     rule.protect.sinks = 1;
