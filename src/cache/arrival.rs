@@ -5,7 +5,7 @@
 use super::RANGE;
 use super::append::{Appender, NewRows};
 use super::sequence::{HeadState, Phase};
-use super::stage::{LiveRows, Moment, NewRow, Retention};
+use super::stage::{LiveRows, Moment, NewRow, Retention, Threshold};
 
 impl Appender<'_> {
     /// Lets retention score the new rows and, while decoding, evict after each position in order.
@@ -32,7 +32,7 @@ impl Appender<'_> {
             head.scores.reserve_exact(room);
         }
         head.scores.extend_from_slice(&fresh);
-        if phase == Phase::Decoding {
+        if phase == Phase::Decoding && !all_stay(retain, head, first) {
             self.evict(retain, head, first, &fresh);
         }
     }
@@ -97,4 +97,19 @@ impl Appender<'_> {
             }
         }
     }
+}
+
+/// Whether rows are judged one by one, and none of those that cease to be among the newest in the steps from `first` on has a
+/// score to leave for. Older ones were judged before.
+fn all_stay(retain: &dyn Retention, head: &HeadState, first: u32) -> bool {
+    let Some(Threshold { least, recent }) = retain.threshold() else {
+        return false;
+    };
+    // The newest rows are all there, so that a position says where its score lies; one before them all was dropped.
+    let score = |p: u32| {
+        let back = (head.n_seen - p) as usize;
+        Some(head.scores[head.scores.len().checked_sub(back)?])
+    };
+    let mut judged = first.saturating_sub(recent)..head.n_seen.saturating_sub(recent);
+    !judged.any(|p| score(p).is_some_and(|s| s < least))
 }

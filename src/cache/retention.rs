@@ -113,6 +113,15 @@ pub struct ContextLayer<'a> {
     pub n_tokens: usize,
 }
 
+/// A row leaves when it is no longer among the newest `recent`, if it scores less than `least`, or never.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Threshold {
+    /// The least score that stays.
+    pub least: f32,
+    /// Newest rows that always live; at least one.
+    pub recent: u32,
+}
+
 /// What is decided at a compression point, `[layer][kv_head]`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Choice {
@@ -176,6 +185,10 @@ pub trait Retention: Send + Sync {
             gone: self.evict_context(heads),
             levels: Vec::new(),
         })
+    }
+    /// How it judges rows, if they do not compete: then a step needs to look at one row.
+    fn threshold(&self) -> Option<Threshold> {
+        None
     }
     /// Whether it chooses a level of precision for each row.
     fn chooses_levels(&self) -> bool {

@@ -15,7 +15,7 @@ pub use super::params::{Domain, ParamDef, Params, Value};
 use super::project::aqua::Prediction;
 pub use super::retention::{
     Choice, ContextLayer, ContextNeeds, Costs, LiveRows, Moment, NewRow, Repetition, Retention,
-    SeenLayer, Shortage,
+    SeenLayer, Shortage, Threshold,
 };
 use super::sparse::Reading;
 pub use super::stored::{Stored, Work};

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use super::clock::Clock;
 use super::linear_watch::Tally;
 use crate::cache::Needs;
-use crate::cache::stage::{Choice, ContextLayer, Costs, LiveRows, NewRow, Retention, Shortage};
+use crate::cache::stage::{
+    Choice, ContextLayer, Costs, LiveRows, NewRow, Retention, Shortage, Threshold,
+};
 
 /// A retention with a stopwatch.
 pub struct ScoringWatch {
@@ -72,6 +74,18 @@ impl Retention for ScoringWatch {
         self.inner.acts_once()
     }
 
+    fn threshold(&self) -> Option<Threshold> {
+        self.inner.threshold()
+    }
+
+    fn needs_point(&self) -> Option<&'static str> {
+        self.inner.needs_point()
+    }
+
+    fn nothing_to_choose(&self, n_tokens: u32) -> Option<String> {
+        self.inner.nothing_to_choose(n_tokens)
+    }
+
     fn budget_bytes(&self, n_tokens: u32) -> Option<u64> {
         self.inner.budget_bytes(n_tokens)
     }
@@ -107,6 +121,25 @@ mod tests {
 
         fn evict(&self, live: LiveRows<'_>) -> Vec<usize> {
             (0..live.positions.len() - 1).collect()
+        }
+    }
+
+    /// A method that isn't handed on would answer by its default, and a measured cache would do other work than any other.
+    #[test]
+    fn every_method_is_handed_on() {
+        let source = include_str!("../cache/retention.rs");
+        let (_, methods) = source
+            .split_once("pub trait Retention")
+            .expect("it is there");
+        let own = include_str!("scoring_watch.rs");
+        let names = methods.lines().filter_map(|line| {
+            let (name, _) = line.strip_prefix("    fn ")?.split_once('(')?;
+            Some(name)
+        });
+        let names: Vec<&str> = names.collect();
+        assert!(names.len() > 12, "{names:?}");
+        for name in names {
+            assert!(own.contains(&format!("self.inner.{name}(")), "{name}");
         }
     }
 

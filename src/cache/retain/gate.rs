@@ -21,6 +21,7 @@ use super::budget::{
     SINKS, TOKENS, WHITELIST,
 };
 use super::selection::{Score, Selection};
+use crate::compute::cpu::vector::dot_rows;
 pub use weights::{EXTRAS, Weights};
 
 /// The registry entry.
@@ -73,8 +74,9 @@ pub const DEF: StageDef = StageDef {
 pub fn extras(k: &[f32], v: &[f32], position: u32) -> [f32; EXTRAS] {
     // A row of zeros has no logarithm; this is far below any real one.
     let log_norm = |x: &[f32]| {
-        let square = x.iter().fold(0.0f32, |s, &x| x.mul_add(x, s));
-        square.max(1e-12).ln() / 2.0
+        let mut square = [0.0f32];
+        dot_rows(x, x, &mut square);
+        square[0].max(1e-12).ln() / 2.0
     };
     [log_norm(k), log_norm(v), (1.0 + position as f32).ln(), 1.0]
 }

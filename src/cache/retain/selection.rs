@@ -17,6 +17,7 @@ use std::sync::Arc;
 use super::super::Needs;
 use super::super::stage::{
     Choice, ContextLayer, Costs, LiveRows, NewRow, Params, Retention, Shortage, Stage, StageError,
+    Threshold,
 };
 use super::budget::{Allocate, Budget, Rule, part};
 
@@ -143,6 +144,14 @@ impl<S: Score> Retention for Selection<S> {
 
     fn budget_bytes(&self, n_tokens: u32) -> Option<u64> {
         self.rule.budget.bytes(n_tokens)
+    }
+
+    fn threshold(&self) -> Option<Threshold> {
+        match (self.rule.budget, self.rule.protect.recent) {
+            // Without newest rows one must be spared wherever all score too little: rows compete.
+            (Budget::Threshold(least), recent @ 1..) => Some(Threshold { least, recent }),
+            _ => None,
+        }
     }
 }
 
