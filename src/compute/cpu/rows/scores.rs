@@ -75,17 +75,24 @@ unsafe fn score_pass<S: Simd, L: Layout, const Q: usize>(
     };
     let last = n.saturating_sub(LANES);
     let mut r = 0;
-    while r < n {
-        // A last strip that would be short has rows that were there before; so has its second half, if there is but one.
-        let first = r.min(n.saturating_sub(STRIP));
-        let at = [first, (first + LANES).min(last)];
-        // SAFETY: 16 rows can be read from each row of `at` on, and there is room for their scores.
+    // SAFETY (both blocks): 16 rows can be read from each row of `at` on, and there is room for their scores.
+    while n - r > LANES {
+        // The second vector of a last strip that would be short has rows that were there before.
+        let at = [r, (r + LANES).min(last)];
         unsafe {
             let halves = at.map(|r| from.add(r * rows.stride));
-            let scores = strip::<S, L, Q>(layout, halves, rows, rows.after(first), q.as_ptr());
-            store::<S, Q>(&scores, at.map(|r| to.add(r)), stride);
+            let scores = strip::<S, L, Q, 2>(layout, halves, rows, rows.after(r), q.as_ptr());
+            store::<S, Q, 2>(&scores, at.map(|r| to.add(r)), stride);
         }
-        r += STRIP;
+        r = n.min(r + STRIP);
+    }
+    if r < n {
+        // A few that are left over are one vector's work.
+        unsafe {
+            let rest = [from.add(last * rows.stride)];
+            let scores = strip::<S, L, Q, 1>(layout, rest, rows, rows.after(r), q.as_ptr());
+            store::<S, Q, 1>(&scores, [to.add(last)], stride);
+        }
     }
     if is_short {
         for (i, few) in few.iter().enumerate() {
@@ -97,9 +104,9 @@ unsafe fn score_pass<S: Simd, L: Layout, const Q: usize>(
 /// # Safety
 /// The instruction set is there; 16 numbers may be written at each of `to`, and for each further query `stride` numbers on.
 #[inline(always)]
-unsafe fn store<S: Simd, const Q: usize>(
-    scores: &[[S::F; Q]; 2],
-    to: [*mut f32; 2],
+unsafe fn store<S: Simd, const Q: usize, const H: usize>(
+    scores: &[[S::F; Q]; H],
+    to: [*mut f32; H],
     stride: usize,
 ) {
     for (to, scores) in to.into_iter().zip(scores) {
@@ -110,31 +117,33 @@ unsafe fn store<S: Simd, const Q: usize>(
     }
 }
 
-/// The scores of two vectors of rows for Q queries: enough chains to keep the multipliers busy. `next` is asked for meanwhile.
+/// The scores of H vectors of rows for Q queries: two make enough chains to keep the multipliers busy. `next` is asked for
+/// meanwhile.
 ///
 /// # Safety
 /// The instruction set is there; 16 rows may be read at each of `halves`, `[Q][dim]` numbers at `q`.
 #[inline(always)]
-unsafe fn strip<S: Simd, L: Layout, const Q: usize>(
+unsafe fn strip<S: Simd, L: Layout, const Q: usize, const H: usize>(
     layout: &L,
-    halves: [*const u8; 2],
+    halves: [*const u8; H],
     rows: Rows<'_>,
     mut next: &[u8],
     q: *const f32,
-) -> [[S::F; Q]; 2] {
+) -> [[S::F; Q]; H] {
     // SAFETY (all blocks): the caller's promise.
     unsafe {
-        let mut acc = [[S::splat(0.0); Q]; 2];
+        let mut acc = [[S::splat(0.0); Q]; H];
         let n_steps = rows.dim / L::STEP;
         let (whole, share) = (n_steps * L::STEP, next.len() / n_steps.max(1));
         let mut first = 0;
         while first < whole {
-            let group = Group::<S, L> {
+            let mut held = [layout.hold::<S>(halves[0], rows, first); H];
+            for h in 1..H {
+                held[h] = layout.hold::<S>(halves[h], rows, first);
+            }
+            let group = Group::<S, L, H> {
                 layout,
-                held: [
-                    layout.hold::<S>(halves[0], rows, first),
-                    layout.hold::<S>(halves[1], rows, first),
-                ],
+                held,
                 q: q.add(first),
                 first,
                 dim: rows.dim,
@@ -153,33 +162,33 @@ unsafe fn strip<S: Simd, L: Layout, const Q: usize>(
         }
         for c in whole..rows.dim {
             let k = halves.map(|row| layout.rest::<S>(row, rows, c));
-            add::<S, Q>(k, q.add(c), rows.dim, &mut acc);
+            add::<S, Q, H>(k, q.add(c), rows.dim, &mut acc);
         }
         acc
     }
 }
 
-/// What is held of two vectors of rows, and the queries at its first channel.
-struct Group<'a, S: Simd, L: Layout> {
+/// What is held of H vectors of rows, and the queries at its first channel.
+struct Group<'a, S: Simd, L: Layout, const H: usize> {
     layout: &'a L,
-    held: [L::Held<S>; 2],
+    held: [L::Held<S>; H],
     q: *const f32,
     first: usize,
     dim: usize,
 }
 
-impl<S: Simd, L: Layout> Group<'_, S, L> {
+impl<S: Simd, L: Layout, const H: usize> Group<'_, S, L, H> {
     /// # Safety
     /// As in [`strip`].
     #[inline(always)]
-    unsafe fn add<const Q: usize>(&self, c: usize, acc: &mut [[S::F; Q]; 2]) {
+    unsafe fn add<const Q: usize>(&self, c: usize, acc: &mut [[S::F; Q]; H]) {
         // SAFETY: the caller's promise.
         unsafe {
-            let k = [
-                self.layout.channel::<S>(&self.held[0], self.first, c),
-                self.layout.channel::<S>(&self.held[1], self.first, c),
-            ];
-            add::<S, Q>(k, self.q.add(c), self.dim, acc);
+            let mut k = [S::splat(0.0); H];
+            for (k, held) in k.iter_mut().zip(&self.held) {
+                *k = self.layout.channel::<S>(held, self.first, c);
+            }
+            add::<S, Q, H>(k, self.q.add(c), self.dim, acc);
         }
     }
 }
@@ -286,6 +295,6 @@ unsafe fn pass<S: Simd, const Q: usize>(
             Some(turn) => turned_strip::<S, Q>(columns, turn, q),
             None => columns_strip::<S, Q>(columns, 0..dim, q, [[S::splat(0.0); Q]; 2]),
         };
-        store::<S, Q>(&scores, [to, to.add(LANES)], stride);
+        store::<S, Q, 2>(&scores, [to, to.add(LANES)], stride);
     }
 }

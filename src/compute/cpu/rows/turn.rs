@@ -113,9 +113,9 @@ pub(super) unsafe fn turned_strip<S: Simd, const Q: usize>(
             let [c, _] = turn.pair(i);
             let low = turn.turn::<S>(to, STRIP, i, 0);
             let high = turn.turn::<S>(to.add(LANES), STRIP, i, 1);
-            add::<S, Q>([low[0], high[0]], q.as_ptr().add(c), dim, &mut acc);
+            add::<S, Q, 2>([low[0], high[0]], q.as_ptr().add(c), dim, &mut acc);
             if is_adjacent {
-                add::<S, Q>([low[1], high[1]], q.as_ptr().add(c + 1), dim, &mut acc);
+                add::<S, Q, 2>([low[1], high[1]], q.as_ptr().add(c + 1), dim, &mut acc);
             }
         }
         let done = turn.n_pairs * if is_adjacent { 2 } else { 1 };
@@ -140,30 +140,31 @@ pub(super) unsafe fn columns_strip<S: Simd, const Q: usize>(
         unsafe {
             let column = columns.as_ptr().add(c * STRIP);
             let k = [S::load(column), S::load(column.add(LANES))];
-            add::<S, Q>(k, q.as_ptr().add(c), dim, &mut acc);
+            add::<S, Q, 2>(k, q.as_ptr().add(c), dim, &mut acc);
         }
     }
     acc
 }
 
-/// Adds one channel of 32 rows to their scores for Q queries.
+/// Adds one channel of H times 16 rows to their scores for Q queries.
 ///
 /// # Safety
 /// The instruction set is there; `q` names the channel of the first query, and those of the others are `dim` numbers apart.
 #[inline(always)]
-pub(super) unsafe fn add<S: Simd, const Q: usize>(
-    k: [S::F; 2],
+pub(super) unsafe fn add<S: Simd, const Q: usize, const H: usize>(
+    k: [S::F; H],
     q: *const f32,
     dim: usize,
-    acc: &mut [[S::F; Q]; 2],
+    acc: &mut [[S::F; Q]; H],
 ) {
     #[allow(clippy::needless_range_loop, reason = "accumulators stay in registers")]
     for i in 0..Q {
         // SAFETY: the caller's promise.
         unsafe {
             let x = S::splat(*q.add(i * dim));
-            acc[0][i] = S::fma(x, k[0], acc[0][i]);
-            acc[1][i] = S::fma(x, k[1], acc[1][i]);
+            for (acc, &k) in acc.iter_mut().zip(&k) {
+                acc[i] = S::fma(x, k, acc[i]);
+            }
         }
     }
 }
