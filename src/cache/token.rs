@@ -11,8 +11,7 @@
 //! ```
 
 use std::ops::Range;
-
-use rayon::prelude::*;
+use std::sync::{Mutex, PoisonError};
 
 use super::attention::Tile;
 use super::formats::Mask;
@@ -26,12 +25,13 @@ use super::visibility::Class;
 use super::{CacheError, RANGE};
 use crate::compute::cpu::gemm::{Mat, MatMut};
 use crate::compute::cpu::partials::{Partial, Shape, Totals, merge};
+use crate::compute::cpu::team;
 use crate::compute::cpu::vector::exp_rows;
 
 /// Ranges of one task.
-const TASK: usize = 4;
+const TASK: usize = 8;
 /// Ranges whose partial results are held at a time.
-const WAVE: usize = 32;
+const WAVE: usize = 64;
 /// Partial results that one thread makes sooner than two would share them.
 const FEW: usize = 6;
 
@@ -117,9 +117,13 @@ impl Sum<'_> {
                 continue;
             }
             let asked = &*heads;
-            tasks
-                .into_par_iter()
-                .try_for_each(|task| self.run(asked, task))?;
+            let tasks: Vec<Mutex<Task<'_>>> = tasks.into_iter().map(Mutex::new).collect();
+            team::try_map(tasks.len(), |i| {
+                let mut task = tasks[i].lock().unwrap_or_else(PoisonError::into_inner);
+                let (h, ranges, part) = &mut *task;
+                self.run(asked, (*h, ranges.clone(), part))
+            })?;
+            drop(tasks);
             for (h, _, part) in self.tasks(wave, partials) {
                 heads[h].take_in(self.shape, part);
             }

@@ -17,6 +17,7 @@ pub mod stopwatch;
 pub mod tape;
 
 use crate::cache::{Batch, CacheError, KvCache, SeqId, Trial};
+use crate::compute::cpu::team;
 use crate::model::transformer::{Hidden, LanguageModel, StepError};
 
 pub use calibrate::Calibrator;
@@ -54,8 +55,11 @@ pub fn step(
     tokens: &[u32],
 ) -> Result<Hidden, StepError> {
     if tokens.len() != 1 || cache.trial(seq) == Trial::Nothing {
-        let end = position + tokens.len() as u32;
-        return model.step(&Batch::single(seq, position..end), tokens, cache);
+        let batch = Batch::single(seq, position..position + tokens.len() as u32);
+        return match tokens {
+            [_] => team::gathered(|| model.step(&batch, tokens, cache)),
+            _ => model.step(&batch, tokens, cache),
+        };
     }
     let voyage = fleet::Voyage {
         cache,

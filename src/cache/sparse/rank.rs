@@ -3,8 +3,6 @@
 //! Invariant: a row's rank depends on the queries and on what they see alone: the sum of its weights over the queries of
 //! the group, ties by position; tasks are whole heads, whatever the number of threads.
 
-use rayon::prelude::*;
-
 use super::super::CacheError;
 use super::super::RANGE;
 use super::super::head_view::HeadView;
@@ -12,6 +10,7 @@ use super::super::places::bits;
 use super::super::scratch::{Pool, Scratch, room};
 use super::super::seen::Found;
 use super::super::visibility::Class;
+use crate::compute::cpu::team;
 use crate::compute::cpu::vector::{exp_sum, max};
 
 /// Rows that a token attends to most.
@@ -40,8 +39,8 @@ pub fn most_attended(
         });
     };
     let width = view.geometry.group() * view.geometry.head_dim;
-    let heads = views.par_iter().zip(q.par_chunks_exact(width));
-    let ranked = heads.map(|(&view, q)| {
+    let ranked: Vec<(Vec<u32>, u64)> = team::try_map(views.len(), |h| {
+        let (view, q) = (views[h], &q[h * width..(h + 1) * width]);
         let [mut asked, mut scratch] = [pool.take(), pool.take()];
         asked.start(view, position, q);
         let q = asked.q.each_ref().map(Vec::as_slice);
@@ -49,9 +48,8 @@ pub fn most_attended(
         pool.give(asked);
         pool.give(scratch);
         weights.map(|(weights, n_bytes)| (first(weights, n), n_bytes))
-    });
-    let ranked: Result<Vec<(Vec<u32>, u64)>, CacheError> = ranked.collect();
-    let (rows, n_bytes): (Vec<_>, Vec<_>) = ranked?.into_iter().unzip();
+    })?;
+    let (rows, n_bytes): (Vec<_>, Vec<_>) = ranked.into_iter().unzip();
     Ok(Ranked {
         rows,
         work_bytes: n_bytes.into_iter().max().unwrap_or(0),

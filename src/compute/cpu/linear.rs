@@ -12,6 +12,7 @@ use super::codes::Codes;
 use super::dot::{self, FEW_ROWS, Inputs, Weights};
 use super::int_dot;
 use super::simd::Line;
+use super::team;
 use crate::model::gguf::TensorType;
 use crate::model::ops::Arithmetic;
 use crate::model::weights::StoredMatrix;
@@ -156,9 +157,9 @@ pub fn apply(x: &[f32], layers: Vec<Layer<'_>>) {
         let scratch = &mut Scratch::default();
         tasks.iter().for_each(|task| task.run(inputs, scratch));
     } else {
-        tasks
-            .into_par_iter()
-            .for_each_init(Scratch::default, |scratch, task| task.run(inputs, scratch));
+        team::for_each_init(tasks.len(), Scratch::default, |scratch, i| {
+            tasks[i].run(inputs, scratch);
+        });
     }
 }
 

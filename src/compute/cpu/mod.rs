@@ -13,6 +13,7 @@ pub mod linear;
 pub mod partials;
 pub mod rows;
 pub mod simd;
+pub mod team;
 #[cfg(target_arch = "x86_64")]
 mod tile;
 pub mod vector;
