@@ -15,7 +15,7 @@ const N_TASKS: usize = 24;
 const N_STEPS: usize = 20;
 const N_ROUNDS: usize = 21;
 /// Products and sums in a chain, a few nanoseconds each: of a task, and of the serial work before a part.
-const LENGTHS: [(usize, usize); 3] = [(500, 500), (500, 2_000), (2_000, 2_000)];
+const LENGTHS: [(usize, usize); 3] = [(500, 2_000), (500, 10_000), (2_000, 10_000)];
 
 fn work(n: usize) -> f32 {
     (0..n).fold(black_box(0.5), |x: f32, _| x * 0.999 + 0.1)

@@ -5,8 +5,6 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::formats::{Format, Mask};
 use super::places::{Places, ReadBuffers, Reader};
 use super::predict::{Carry, Walk};
@@ -17,6 +15,7 @@ use super::stages::Stages;
 use super::types::{LayerGeometry, Rows, Span};
 use super::visibility::{Class, Rules};
 use super::{CacheError, RANGE};
+use crate::compute::cpu::team;
 
 /// Rows of a head that are coded sooner than another thread would wake up.
 const FEW_ROWS: usize = 16;
@@ -232,7 +231,7 @@ impl Appender<'_> {
         if n_rows <= FEW_ROWS {
             return heads.map(work).collect();
         }
-        heads.into_par_iter().map(work).collect()
+        team::try_map(heads, work)
     }
 
     fn walk<'w>(&self, state: &'w SequenceState, places: &'w Places<'_>) -> Walk<'w>

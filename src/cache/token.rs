@@ -11,7 +11,6 @@
 //! ```
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 use super::attention::Tile;
 use super::formats::Mask;
@@ -29,9 +28,9 @@ use crate::compute::cpu::team;
 use crate::compute::cpu::vector::exp_rows;
 
 /// Ranges of one task.
-const TASK: usize = 8;
+const TASK: usize = 4;
 /// Ranges whose partial results are held at a time.
-const WAVE: usize = 64;
+const WAVE: usize = 32;
 /// Partial results that one thread makes sooner than two would share them.
 const FEW: usize = 6;
 
@@ -117,13 +116,7 @@ impl Sum<'_> {
                 continue;
             }
             let asked = &*heads;
-            let tasks: Vec<Mutex<Task<'_>>> = tasks.into_iter().map(Mutex::new).collect();
-            team::try_map(tasks.len(), |i| {
-                let mut task = tasks[i].lock().unwrap_or_else(PoisonError::into_inner);
-                let (h, ranges, part) = &mut *task;
-                self.run(asked, (*h, ranges.clone(), part))
-            })?;
-            drop(tasks);
+            team::try_map(tasks, |task| self.run(asked, task))?;
             for (h, _, part) in self.tasks(wave, partials) {
                 heads[h].take_in(self.shape, part);
             }

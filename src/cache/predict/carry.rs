@@ -10,8 +10,7 @@
 //! ```
 
 use std::collections::BTreeMap;
-
-use rayon::prelude::*;
+use std::convert::Infallible;
 
 use super::gather;
 use crate::cache::places::Reader;
@@ -22,6 +21,7 @@ use crate::cache::stages::Stages;
 use crate::cache::types::SeqId;
 use crate::cache::visibility::Class;
 use crate::cache::{CacheError, RANGE};
+use crate::compute::cpu::team;
 
 /// What a reconstruction reads.
 #[derive(Clone, Copy)]
@@ -85,7 +85,8 @@ impl Carry {
         room(rows, n);
         rows.resize(n, 0.0);
         let block = RANGE * width;
-        rows.par_chunks_mut(block).enumerate().for_each(|(i, out)| {
+        let blocks = rows.chunks_mut(block).enumerate();
+        let Ok(_) = team::try_map(blocks, |(i, out)| {
             let mut scratch = walk.pool.take();
             scratch.inputs.clear();
             if !weights.is_empty() {
@@ -95,6 +96,7 @@ impl Carry {
             }
             affine.apply(weights, &scratch.inputs, out);
             walk.pool.give(scratch);
+            Ok::<(), Infallible>(())
         });
     }
 
@@ -106,40 +108,38 @@ impl Carry {
         let width = heads.len() * d;
         let n_sinks = stages.sinks as usize;
         let chain = stages.chain(side);
-        self.rows[side as usize]
-            .par_chunks_mut(RANGE * width)
-            .enumerate()
-            .try_for_each(|(range, rows)| {
-                let mut scratch = walk.pool.take();
-                for (h, head) in heads.iter().enumerate() {
-                    let table = &head.tables[side as usize][Class::Coded as usize];
-                    let Some(page) = table.page(range as u32) else {
-                        continue;
-                    };
-                    let format = stages.formats[layer].format(h, side, Class::Coded);
-                    room(&mut scratch.rows, RANGE * format.dim);
-                    scratch.rows.resize(RANGE * format.dim, 0.0);
-                    let (buffers, decoded) = (&mut scratch.buffers, &mut scratch.rows);
-                    walk.reader.decode(page, format, buffers, decoded)?;
-                    for (z, p) in decoded.chunks_exact(format.dim).zip(page.positions()) {
-                        let at = p as usize % RANGE * width + h * d;
-                        let expanded;
-                        let mut residual = z;
-                        if !chain.is_identity() {
-                            expanded = chain.expand(layer, h, z, d);
-                            residual = &expanded;
-                        }
-                        for (x, r) in rows[at..at + d].iter_mut().zip(residual) {
-                            *x += r;
-                        }
+        let ranges = self.rows[side as usize].chunks_mut(RANGE * width);
+        team::try_map(ranges.enumerate(), |(range, rows)| {
+            let mut scratch = walk.pool.take();
+            for (h, head) in heads.iter().enumerate() {
+                let table = &head.tables[side as usize][Class::Coded as usize];
+                let Some(page) = table.page(range as u32) else {
+                    continue;
+                };
+                let format = stages.formats[layer].format(h, side, Class::Coded);
+                room(&mut scratch.rows, RANGE * format.dim);
+                scratch.rows.resize(RANGE * format.dim, 0.0);
+                let (buffers, decoded) = (&mut scratch.buffers, &mut scratch.rows);
+                walk.reader.decode(page, format, buffers, decoded)?;
+                for (z, p) in decoded.chunks_exact(format.dim).zip(page.positions()) {
+                    let at = p as usize % RANGE * width + h * d;
+                    let expanded;
+                    let mut residual = z;
+                    if !chain.is_identity() {
+                        expanded = chain.expand(layer, h, z, d);
+                        residual = &expanded;
+                    }
+                    for (x, r) in rows[at..at + d].iter_mut().zip(residual) {
+                        *x += r;
                     }
                 }
-                let n = n_sinks.saturating_sub(range * RANGE) * width;
-                let n = n.min(rows.len());
-                rows[..n].fill(0.0);
-                walk.pool.give(scratch);
-                Ok::<(), CacheError>(())
-            })?;
+            }
+            let n = n_sinks.saturating_sub(range * RANGE) * width;
+            let n = n.min(rows.len());
+            rows[..n].fill(0.0);
+            walk.pool.give(scratch);
+            Ok::<(), CacheError>(())
+        })?;
         self.n_layers[side as usize] += 1;
         Ok(())
     }

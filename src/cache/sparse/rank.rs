@@ -39,8 +39,8 @@ pub fn most_attended(
         });
     };
     let width = view.geometry.group() * view.geometry.head_dim;
-    let ranked: Vec<(Vec<u32>, u64)> = team::try_map(views.len(), |h| {
-        let (view, q) = (views[h], &q[h * width..(h + 1) * width]);
+    let heads = views.iter().zip(q.chunks_exact(width));
+    let ranked: Vec<(Vec<u32>, u64)> = team::try_map(heads, |(&view, q)| {
         let [mut asked, mut scratch] = [pool.take(), pool.take()];
         asked.start(view, position, q);
         let q = asked.q.each_ref().map(Vec::as_slice);

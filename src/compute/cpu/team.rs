@@ -5,8 +5,8 @@
 //! the step is done.
 //!
 //! Invariants: there is one team at a time; other steps, and other threads, share their work out through the pool as ever. A member
-//! takes up nothing but parts of the step, which are finite, so that nobody who waits for it waits for ever. Who does which task
-//! never shows in what tasks compute.
+//! takes up nothing but parts of steps, which are finite, so that nobody who waits for it waits for ever; a task, in turn, never
+//! waits for the pool, whose threads are all members. Who does which task never shows in what tasks compute.
 //!
 //! ```text
 //! leader    serial   part 1: tasks 0 1 2 3 | serial   part 2: tasks 0 1 …      each has tasks of its own, in order,
@@ -15,6 +15,7 @@
 
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -73,12 +74,18 @@ static TEAM: Team = Team {
     panic: Mutex::new(None),
 };
 
-/// Does a step's work on a thread of the pool, with the pool's other threads gathered around it unless another step has them.
+/// Does a step's work on a thread of the pool, with the pool's other threads gathered around it unless another step has them, or
+/// there are more of them than cores.
 pub fn gathered<R: Send>(step: impl FnOnce() -> R + Send) -> R {
+    let n_cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    gathered_on(n_cores, step)
+}
+
+fn gathered_on<R: Send>(n_cores: usize, step: impl FnOnce() -> R + Send) -> R {
     let done = AtomicBool::new(false);
     rayon::scope(|scope| {
         let n = rayon::current_num_threads();
-        if n == 1 || !TEAM.lead(n) {
+        if n == 1 || n > n_cores || !TEAM.lead(n) {
             return step();
         }
         let _over = Over(&done);
@@ -90,37 +97,54 @@ pub fn gathered<R: Send>(step: impl FnOnce() -> R + Send) -> R {
     })
 }
 
-/// Tasks `0..n`, each once, on the team of this thread's step, or else on the pool; `init` makes what a thread's tasks share.
+/// Tasks `0..n`, each once, on the team of this thread's step, or else on the pool; `init` makes what a thread's tasks share. A
+/// task must not wait for the pool.
 pub fn for_each_init<S>(
     n: usize,
     init: impl Fn() -> S + Send + Sync,
     run: impl Fn(&mut S, usize) + Send + Sync,
 ) {
-    if n > 1 && TEAM.is_led_here() {
-        return TEAM.share_out(n, &|tasks| {
-            let mut own = init();
-            tasks.for_each(|i| run(&mut own, i));
-        });
+    let in_order = || {
+        let mut own = init();
+        (0..n).for_each(|i| run(&mut own, i));
+    };
+    if n < 2 {
+        return in_order();
     }
-    if n == 1 {
-        return run(&mut init(), 0);
+    if TEAM.is_led_here() {
+        // Within a part all threads have something to do.
+        return match TEAM.part.0.load(Ordering::Relaxed) {
+            0 => TEAM.share_out(n, &|tasks| {
+                let mut own = init();
+                tasks.for_each(|i| run(&mut own, i));
+            }),
+            _ => in_order(),
+        };
     }
     (0..n).into_par_iter().for_each_init(init, run);
 }
 
-/// What each of tasks `0..n` gives, in order.
+/// What `run` makes of each item, in order; shared out as [`for_each_init`] does.
 ///
 /// # Errors
-/// One that a task gave.
-pub fn try_map<R: Send, E: Send>(
-    n: usize,
-    run: impl Fn(usize) -> Result<R, E> + Send + Sync,
+/// One that `run` gave.
+pub fn try_map<T: Send, R: Send, E: Send>(
+    items: impl IntoIterator<Item = T>,
+    run: impl Fn(T) -> Result<R, E> + Send + Sync,
 ) -> Result<Vec<R>, E> {
-    let results: Vec<Mutex<Option<Result<R, E>>>> = (0..n).map(|_| Mutex::new(None)).collect();
-    for_each_init(n, || (), |(), i| *held(&results[i]) = Some(run(i)));
-    let results = results.into_iter().filter_map(|result| {
-        let result = result.into_inner();
-        result.unwrap_or_else(PoisonError::into_inner)
+    let slots = items.into_iter().map(|item| Mutex::new((Some(item), None)));
+    let slots: Vec<Mutex<(Option<T>, Option<Result<R, E>>)>> = slots.collect();
+    for_each_init(
+        slots.len(),
+        || (),
+        |(), i| {
+            let (item, result) = &mut *held(&slots[i]);
+            *result = item.take().map(&run);
+        },
+    );
+    let results = slots.into_iter().map(|slot| {
+        let (_, result) = slot.into_inner().unwrap_or_else(PoisonError::into_inner);
+        result.expect("each task is done once")
     });
     results.collect()
 }
@@ -145,6 +169,15 @@ impl Drop for Closing<'_> {
         while self.0.at_work.0.load(Ordering::SeqCst) > 0 {
             pause(&mut looks);
         }
+    }
+}
+
+/// A member's time at work, however it ends.
+struct Leaving<'a>(&'a Team);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.at_work.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -206,6 +239,8 @@ impl Team {
             });
         };
         let of_member: &Work<'_> = &of_member;
+        // A leader that panicked itself left what a member did.
+        *held(&self.panic) = None;
         {
             let closing = Closing(self);
             // SAFETY: no part goes on and no member is at work, by the end of the part before; that the work's lifetime is forgotten
@@ -241,6 +276,7 @@ impl Team {
             }
             looks = 0;
             self.at_work.0.fetch_add(1, Ordering::SeqCst);
+            let _leaving = Leaving(self);
             // Either the leader sees that somebody is at work, and waits, or it is seen here that the part is over.
             let part = self.part.0.load(Ordering::SeqCst);
             if part != 0 {
@@ -251,10 +287,9 @@ impl Team {
                     work.into_iter().for_each(|work| work(member))
                 }));
                 if let Err(panic) = outcome {
-                    *held(&self.panic) = Some(panic);
+                    held(&self.panic).get_or_insert(panic);
                 }
             }
-            self.at_work.0.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
@@ -305,7 +340,9 @@ mod tests {
             pool(threads).install(|| {
                 for n in [0, 1, 2, 3, 50, 1000] {
                     assert_eq!(counts(n), vec![1; n]);
-                    let parts = gathered(|| (0..200).map(|_| counts(n)).collect::<Vec<_>>());
+                    let parts = gathered_on(usize::MAX, || {
+                        (0..200).map(|_| counts(n)).collect::<Vec<_>>()
+                    });
                     assert!(
                         parts.iter().all(|part| *part == vec![1; n]),
                         "{threads} {n}"
@@ -313,14 +350,14 @@ mod tests {
                 }
             });
         }
-        assert_eq!(gathered(|| counts(9)), [1; 9]);
+        assert_eq!(gathered_on(usize::MAX, || counts(9)), [1; 9]);
     }
 
     #[test]
     fn steps_at_the_same_time_and_the_pool_in_a_step_wait_for_nobody_for_ever() {
         pool(3).install(|| {
             (0..40).into_par_iter().for_each(|_| {
-                gathered(|| {
+                gathered_on(usize::MAX, || {
                     for n in [2, 30] {
                         assert_eq!(counts(n), vec![1; n]);
                         assert_eq!((0..100usize).into_par_iter().sum::<usize>(), 4950);
@@ -331,10 +368,30 @@ mod tests {
     }
 
     #[test]
+    fn a_part_within_a_part_is_done_by_one_thread() {
+        pool(2).install(|| {
+            gathered_on(usize::MAX, || {
+                for_each_init(
+                    8,
+                    || (),
+                    |(), _| {
+                        if TEAM.is_led_here() {
+                            assert_eq!(counts(5), [1; 5]);
+                        }
+                    },
+                );
+            });
+        });
+    }
+
+    #[test]
     fn results_stand_in_order_and_an_error_comes_through() {
         let squares = |bad: usize| {
-            pool(2)
-                .install(|| gathered(|| try_map(20, |i| if i == bad { Err(i) } else { Ok(i * i) })))
+            pool(2).install(|| {
+                gathered_on(usize::MAX, || {
+                    try_map(0..20, |i| if i == bad { Err(i) } else { Ok(i * i) })
+                })
+            })
         };
         assert_eq!(squares(99), Ok((0..20).map(|i| i * i).collect()));
         assert_eq!(squares(13), Err(13));
@@ -343,10 +400,12 @@ mod tests {
     #[test]
     fn a_panic_comes_through_and_leaves_the_team_whole() {
         pool(2).install(|| {
-            for bad in [0, 7, 15] {
-                let step = || gathered(|| for_each_init(16, || (), |(), i| assert!(i != bad)));
+            // One task, or all of them: then the leader and the member.
+            for bad in [0, 7, 15, 99] {
+                let run = |i| assert!(i != bad && bad != 99);
+                let step = || gathered_on(usize::MAX, || for_each_init(16, || (), |(), i| run(i)));
                 assert!(catch_unwind(step).is_err());
-                assert_eq!(gathered(|| counts(16)), [1; 16]);
+                assert_eq!(gathered_on(usize::MAX, || counts(16)), [1; 16]);
             }
         });
     }
