@@ -18,7 +18,7 @@ use std::cell::UnsafeCell;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 
 use rayon::prelude::*;
@@ -77,8 +77,10 @@ static TEAM: Team = Team {
 /// Does a step's work on a thread of the pool, with the pool's other threads gathered around it unless another step has them, or
 /// there are more of them than cores.
 pub fn gathered<R: Send>(step: impl FnOnce() -> R + Send) -> R {
-    let n_cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    gathered_on(n_cores, step)
+    // Asking takes tens of microseconds.
+    static CORES: OnceLock<usize> = OnceLock::new();
+    let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    gathered_on(*CORES.get_or_init(cores), step)
 }
 
 fn gathered_on<R: Send>(n_cores: usize, step: impl FnOnce() -> R + Send) -> R {
@@ -197,7 +199,7 @@ impl Tasks<'_> {
             let share = (self.own + i) % self.n_shares;
             let end = (share + 1) * self.n / self.n_shares;
             let next = &self.team.next[share].0;
-            // Those that are done need not be counted on: counters stay small.
+            // A share that is done is left alone: its counter stays small.
             while next.load(Ordering::Relaxed) < end {
                 let task = next.fetch_add(1, Ordering::Relaxed);
                 if task < end {
