@@ -126,6 +126,9 @@ pub fn for_each_init<S>(
     (0..n).into_par_iter().for_each_init(init, run);
 }
 
+/// An item, and then what was made of it.
+type Slot<T, R> = Mutex<(Option<T>, Option<R>)>;
+
 /// What `run` makes of each item, in order; shared out as [`for_each_init`] does.
 ///
 /// # Errors
@@ -135,7 +138,7 @@ pub fn try_map<T: Send, R: Send, E: Send>(
     run: impl Fn(T) -> Result<R, E> + Send + Sync,
 ) -> Result<Vec<R>, E> {
     let slots = items.into_iter().map(|item| Mutex::new((Some(item), None)));
-    let slots: Vec<Mutex<(Option<T>, Option<Result<R, E>>)>> = slots.collect();
+    let slots: Vec<Slot<T, Result<R, E>>> = slots.collect();
     for_each_init(
         slots.len(),
         || (),
