@@ -75,10 +75,10 @@ unsafe fn score_pass<S: Simd, L: Layout, const Q: usize>(
     };
     let last = n.saturating_sub(LANES);
     let mut r = 0;
-    // SAFETY (both blocks): 16 rows can be read from each row of `at` on, and there is room for their scores.
     while n - r > LANES {
         // The second vector of a last strip that would be short has rows that were there before.
         let at = [r, (r + LANES).min(last)];
+        // SAFETY: 16 rows can be read from each row of `at` on, and there is room for their scores.
         unsafe {
             let halves = at.map(|r| from.add(r * rows.stride));
             let scores = strip::<S, L, Q, 2>(layout, halves, rows, rows.after(r), q.as_ptr());
@@ -88,6 +88,7 @@ unsafe fn score_pass<S: Simd, L: Layout, const Q: usize>(
     }
     if r < n {
         // A few that are left over are one vector's work.
+        // SAFETY: 16 rows can be read from row `last` on, and there is room for their scores.
         unsafe {
             let rest = [from.add(last * rows.stride)];
             let scores = strip::<S, L, Q, 1>(layout, rest, rows, rows.after(r), q.as_ptr());
