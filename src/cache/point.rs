@@ -9,7 +9,7 @@ use super::CacheError;
 use super::append::{Appender, HeadLevels};
 use super::commit::commit_layer;
 use super::places::Places;
-use super::prices::Prices;
+use super::prices::{Prices, keeps_scores};
 use super::scratch::Pool;
 use super::sequence::{HeadState, Phase, SequenceState};
 use super::stage::{ContextLayer, LiveRows, Moment, Retention, SeenLayer};
@@ -69,18 +69,18 @@ impl Point<'_> {
         continuation: Continuation,
     ) -> Result<(), CacheError> {
         if let (Phase::Context, Some(retain)) = (state.phase, self.stages.retain.as_deref()) {
-            let is_over = continuation == Continuation::Exact || retain.acts_once();
+            let keeps_scores = keeps_scores(retain, continuation);
             let prices = Prices {
                 stages: self.stages,
                 geometry: self.geometry,
                 len: state.len,
-                keeps_scores: !is_over,
+                keeps_scores,
             };
             let levels = self.choose((seq, state), retain, &prices)?;
             for layer in 0..self.geometry.layers.len() {
                 self.code(state, places, layer, levels.get(layer).map_or(&[], |l| l))?;
                 for head in &mut state.layers[layer].heads {
-                    if is_over {
+                    if !keeps_scores {
                         head.scores = Vec::new();
                     }
                     // What is left of each page lies where the whole page did.

@@ -2,7 +2,8 @@
 //!
 //! Invariants: [`Prices`] follow from lengths, formats and the choice alone, never from what else a cache holds, so that a
 //! sequence is compressed alike whatever its neighbours are; the live buffers of a sequence that is alone in its cache
-//! never exceed them right after its compression point. Packed or parked pages take less.
+//! never exceed them right after its compression point. Packed or parked pages take less; what `place` holds beside rows
+//! (bounds of `quest`, tables of `specache`) comes on top.
 
 use super::RANGE;
 use super::formats::{Format, Mask};
@@ -13,7 +14,7 @@ use super::stage::{Choice, Codec, Costs, LiveRows, Moment, Retention, Shortage, 
 use super::stages::{Materials, Stages};
 use super::strategy::Strategy;
 use super::table::room_for;
-use super::types::Geometry;
+use super::types::{Continuation, Geometry};
 use super::visibility::{Class, Rules};
 
 /// Levels of precision that rows of a page may have.
@@ -177,14 +178,12 @@ impl Prices<'_> {
             None | Some(0) => 0,
             Some(_) => (to.div_ceil(RANGE as u32) - from / RANGE as u32) as usize,
         };
-        let start = rules.window_start(self.len);
+        // A sliding window's pages leave with the step after; a step may be as long as the whole context.
         if rules.page > 1 {
-            return ranges(start, self.len);
+            return ranges(0, self.len);
         }
         let end = rules.coded_end(self.len);
-        ranges(start.max(rules.sinks), end)
-            + ranges(start.max(end), self.len)
-            + ranges(start, rules.sinks.min(self.len))
+        ranges(rules.sinks, end) + ranges(end, self.len) + ranges(0, rules.sinks.min(self.len))
     }
 }
 
@@ -204,14 +203,15 @@ fn below(first: u32, position: u32) -> Mask {
     }
 }
 
-/// What a strategy's byte budget lacks at the compression point of a context of `n_tokens`, if it lacks anything.
+/// What a strategy's byte budget lacks at the compression point of a context of so many tokens, if it lacks anything;
+/// what follows the point decides whether scores are held.
 ///
 /// # Errors
 /// The strategy's stages can't be built.
 pub fn least_retained(
     strategy: &Strategy,
     materials: Materials<'_>,
-    n_tokens: u32,
+    (n_tokens, continuation): (u32, Continuation),
 ) -> Result<Option<Shortage>, StageError> {
     let stages = Stages::build(strategy, materials)?;
     let Some(retain) = stages.retain.as_deref() else {
@@ -224,9 +224,14 @@ pub fn least_retained(
         stages: &stages,
         geometry: materials.geometry,
         len: n_tokens,
-        keeps_scores: false,
+        keeps_scores: keeps_scores(retain, continuation),
     };
     Ok(prices.shortage(retain))
+}
+
+/// Whether a retention goes on choosing after the point.
+pub fn keeps_scores(retain: &dyn Retention, continuation: Continuation) -> bool {
+    continuation != Continuation::Exact && !retain.acts_once()
 }
 
 impl Prices<'_> {

@@ -53,7 +53,7 @@ pub fn kld(args: &KldArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     }
     let longest = header.n_ctx.max(CALIBRATION_WINDOW);
     let geometry = geometry(&spec, longest.min(spec.context_length));
-    plan.check_gates(&limits(&plan, &loaded, &geometry))?;
+    plan.check_as_read(&limits(&plan, &loaded, &geometry))?;
     let most = args.chunks.map_or(usize::MAX, usize::from);
     let bar = match args.quiet {
         true => ProgressBar::hidden(),

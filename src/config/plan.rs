@@ -157,6 +157,7 @@ impl Plan {
         let mut stages = json!(strategy);
         if let Some(fields) = stages.as_object_mut() {
             fields.remove("label");
+            fields.values_mut().for_each(forget_places);
         }
         let calibration = self
             .calibration
@@ -389,6 +390,15 @@ pub fn stages_of(strategy: &Strategy) -> Vec<(Kind, Side, &StageSpec)> {
     stages.extend(strategy.pack.iter().map(|s| (Kind::Pack, Side::K, s)));
     stages.extend(strategy.place.iter().map(|s| (Kind::Place, Side::K, s)));
     stages
+}
+
+/// Leaves out where a stage's file lies: its sum says which it is, wherever the experiment is.
+fn forget_places(stage: &mut Value) {
+    if let Some(params) = stage.get_mut("params").and_then(Value::as_object_mut)
+        && params.contains_key("sha256")
+    {
+        params.remove("file");
+    }
 }
 
 /// Whether a stage of the strategy learns from the calibration text.

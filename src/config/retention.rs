@@ -5,7 +5,7 @@ use super::problems::Problems;
 use super::protocol::Protocol;
 use crate::cache::stage::{BuildContext, HeadContext, Kind, Retention, Side, Stage, find};
 use crate::cache::strategy::Strategy;
-use crate::cache::{Materials, least_retained};
+use crate::cache::{Continuation, Materials, least_retained};
 use crate::engine::repetition;
 use std::sync::Arc;
 
@@ -39,36 +39,30 @@ impl Plan {
             );
         }
         for protocol in &self.protocols {
-            match protocol {
-                Protocol::Stream { .. } => {
-                    if let Some(why) = retain.needs_point() {
-                        let what = format!("{why}, and `stream` has no compression point");
-                        refuse(what, "use kind = \"compress-once\" in [protocol]");
-                    }
-                }
-                Protocol::CompressOnce { context, .. } | Protocol::Generate { context, .. } => {
-                    if let Some(why) = retain.nothing_to_choose(*context as u32) {
-                        refuse(
-                            why,
-                            "protect fewer rows, keep more, or take a longer context",
-                        );
-                    }
-                }
-                Protocol::Tasks { .. } => {}
+            if let Protocol::Stream { .. } = protocol
+                && let Some(why) = retain.needs_point()
+            {
+                let what = format!("{why}, and `stream` has no compression point");
+                refuse(what, "use kind = \"compress-once\" in [protocol]");
+            }
+            if let Some(why) = retain.nothing_to_choose(seen_at_once(protocol) as u32) {
+                refuse(
+                    why,
+                    "protect fewer rows, keep more, or take a longer context",
+                );
             }
             if let Protocol::CompressOnce { context, .. }
             | Protocol::Generate { context, .. }
             | Protocol::Tasks {
                 length: context, ..
             } = protocol
-                && let Some(why) = shortage(strategy, model, *context as u32)
+                && let Some(why) =
+                    shortage(strategy, model, (*context as u32, protocol.continuation()))
             {
                 refuse(why, "raise it, or protect fewer rows");
             }
             let context = match protocol {
-                Protocol::CompressOnce { context, .. } | Protocol::Generate { context, .. } => {
-                    *context
-                }
+                Protocol::CompressOnce { .. } | Protocol::Generate { .. } => seen_at_once(protocol),
                 _ => protocol.n_tokens(),
             };
             let read_again = context + context.min(repetition::PART) + repetition::MAX_PROMPT;
@@ -84,15 +78,27 @@ impl Plan {
 }
 
 impl Plan {
-    /// Refuses learned retentions of another model, and looks at nothing else: for commands that have no protocol.
+    /// Refuses retentions that were learned for another model, or that only a compression point lets act: for commands
+    /// that have none, and no protocol.
     ///
     /// # Errors
     /// All of them, each with its place.
-    pub fn check_gates(&self, model: &ModelLimits<'_>) -> Result<(), Problems> {
+    pub fn check_as_read(&self, model: &ModelLimits<'_>) -> Result<(), Problems> {
         let mut problems = Problems::default();
         for (i, strategy) in self.strategies.iter().enumerate() {
-            if let Some(retain) = built(strategy, model) {
-                self.check_origin((i, strategy), retain.as_ref(), model, &mut problems);
+            let Some(retain) = built(strategy, model) else {
+                continue;
+            };
+            self.check_origin((i, strategy), retain.as_ref(), model, &mut problems);
+            if let Some(why) = retain.needs_point() {
+                let what = format!(
+                    "{}: {why}, and this command has no compression point: the cache would stay whole",
+                    strategy.label
+                );
+                let hint = "kvlab run with kind = \"compress-once\" has one; `threshold`, or allocate = \"uniform\" with \
+                            a score that is known when a row comes, acts without";
+                let key = format!("strategy.{i}.retain");
+                problems.push(self.problem(&key, "retain", what, Some(hint)));
             }
         }
         problems.into_result(())
@@ -118,9 +124,22 @@ impl Plan {
     }
 }
 
+/// Tokens that a retention has seen when it must have met its budget.
+fn seen_at_once(protocol: &Protocol) -> usize {
+    match protocol {
+        Protocol::CompressOnce { context, .. } | Protocol::Generate { context, .. } => *context,
+        Protocol::Tasks { length, .. } => *length,
+        Protocol::Stream { window, .. } => *window,
+    }
+}
+
 /// What a byte budget lacks for the rows of a context that always live. A codebook's bytes are known once it is learned; the
 /// run says then what it needs.
-fn shortage(strategy: &Strategy, model: &ModelLimits<'_>, context: u32) -> Option<String> {
+fn shortage(
+    strategy: &Strategy,
+    model: &ModelLimits<'_>,
+    (context, continuation): (u32, Continuation),
+) -> Option<String> {
     if is_calibrated(strategy) {
         return None;
     }
@@ -130,7 +149,7 @@ fn shortage(strategy: &Strategy, model: &ModelLimits<'_>, context: u32) -> Optio
         backing_dir: None,
     };
     // What can't be built is told already.
-    let short = least_retained(strategy, materials, context).ok()??;
+    let short = least_retained(strategy, materials, (context, continuation)).ok()??;
     Some(format!(
         "a budget of {} bytes can't hold the rows of a context of {context} that always live: they take {}",
         short.budget_bytes, short.needed_bytes

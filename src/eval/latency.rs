@@ -105,9 +105,12 @@ impl Lockstep<'_> {
         if tokens.iter().all(|t| t.is_empty()) {
             return vec![None; runners.len()];
         }
-        let compress: Vec<f64> = runners
+        let before: Vec<[f64; 2]> = runners
             .iter()
-            .map(|r| r.as_ref().map_or(0.0, |r| r.compress_ms))
+            .map(|r| {
+                r.as_ref()
+                    .map_or([0.0; 2], |r| [r.compress_ms, r.repetition_ms])
+            })
             .collect();
         let all = runners
             .iter_mut()
@@ -129,22 +132,25 @@ impl Lockstep<'_> {
         timed
             .into_iter()
             .zip(runners)
-            .zip(compress)
-            .map(|((timed, runner), compress_ms)| match timed {
-                Some(Ok(t)) => Some(LatencyRecord {
-                    depth: t.depth,
-                    step_ms: t.step_ms,
-                    cpu_ms: t.cpu_ms,
-                    attend_ms: t.attend_ms,
-                    prefill_ms,
-                    compress_ms,
-                }),
-                Some(Err(e)) => {
-                    *runner = Err(e.into());
-                    None
-                }
-                None => None,
-            })
+            .zip(before)
+            .map(
+                |((timed, runner), [compress_ms, repetition_ms])| match timed {
+                    Some(Ok(t)) => Some(LatencyRecord {
+                        depth: t.depth,
+                        step_ms: t.step_ms,
+                        cpu_ms: t.cpu_ms,
+                        attend_ms: t.attend_ms,
+                        prefill_ms,
+                        compress_ms,
+                        repetition_ms,
+                    }),
+                    Some(Err(e)) => {
+                        *runner = Err(e.into());
+                        None
+                    }
+                    None => None,
+                },
+            )
             .collect()
     }
 }

@@ -119,6 +119,7 @@ pub(super) struct Runner {
     /// The most bytes of rows that came back, as far as they were noted.
     fetched_bytes: u64,
     pub(super) compress_ms: f64,
+    pub(super) repetition_ms: f64,
 }
 
 impl Runner {
@@ -277,6 +278,7 @@ impl<'a> Lockstep<'a> {
             traffic: None,
             fetched_bytes: 0,
             compress_ms: 0.0,
+            repetition_ms: 0.0,
         }
     }
 
@@ -292,7 +294,7 @@ impl<'a> Lockstep<'a> {
         runner.cache.compress(SEQ, runner.continuation)?;
         runner.compress_ms = self.clock.read().since(start).wall_ms();
         if needs.repetition {
-            runner.compress_ms += seen.repetition_ms;
+            runner.repetition_ms = seen.repetition_ms;
         }
         runner.remember()?;
         match self.memory_every {

@@ -400,6 +400,7 @@ fn latency_text(group: &Group) -> Text {
         "attention ms",
         "t/s",
         "store + compress ms",
+        "repetition ms",
     ];
     let rows = group.rows.iter().flat_map(|row| {
         let latency = row.scores().map_or(&[][..], |scores| &scores.latency);
@@ -414,6 +415,7 @@ fn latency_text(group: &Group) -> Text {
                 significant(l.attend_ms_per_token, 3),
                 significant(l.tokens_per_s(), 4),
                 significant(l.compress_ms, 3),
+                significant(l.repetition_ms, 3),
             ]
         })
     });

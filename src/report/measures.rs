@@ -282,6 +282,8 @@ pub struct Latency {
     pub attend_ms_per_token: f64,
     /// Storing a context and compressing it, ms per item.
     pub compress_ms: f64,
+    /// The repetition that the retention's scores come from, ms per item; 0: it asks for none.
+    pub repetition_ms: f64,
 }
 
 impl Latency {
@@ -332,6 +334,7 @@ impl Latency {
             cpu_ms_per_token: total(|r| r.cpu_ms) / steps.len() as f64,
             attend_ms_per_token: total(|r| r.attend_ms) / steps.len() as f64,
             compress_ms: total(|r| r.compress_ms) / records.len() as f64,
+            repetition_ms: total(|r| r.repetition_ms) / records.len() as f64,
         })
     }
 

@@ -98,6 +98,38 @@ fn a_byte_budget_holds_in_the_live_buffers_and_is_used() {
 }
 
 #[test]
+fn a_byte_budget_holds_beside_a_sliding_window_in_whatever_steps_it_is_read() {
+    let mut g = geometry(4, 2, 32);
+    g.layers[0].window = Some(150);
+    let s = script(&g, N, 306, 0.5);
+    // As many budgets as it takes for some to be used to the last row.
+    for (spec, n) in stages(("bytes", Value::Int(45_000)))
+        .into_iter()
+        .zip([64, 64].into_iter().chain([2; 20]))
+    {
+        for i in 0..n {
+            let mut strategy = strategy(spec.clone(), (r#""f16""#, r#""q8_0""#), 0);
+            let budget = 45_000 + 97 * i;
+            let params = &mut strategy.retain.as_mut().expect("a stage").params.0;
+            params.insert("bytes".into(), Value::Int(budget));
+            let mut cache = build(&strategy, &g);
+            cache.admit(SEQ, Admission::Context).expect("admitted");
+            resume(&mut cache, &g, SEQ, &s, 0..N, &[[64, N][i as usize % 2]]);
+            show(&mut cache, &g, SEQ, (&s, N)).expect("shown");
+            cache
+                .compress(SEQ, Continuation::Exact)
+                .expect("compressed");
+            let m = cache.memory();
+            assert!(
+                m.resident_bytes() <= budget as u64,
+                "{} in {budget}: {m:?}",
+                strategy.label
+            );
+        }
+    }
+}
+
+#[test]
 fn bytes_per_token_are_bytes_by_the_length() {
     let g = geometry(4, 2, 32);
     let s = script(&g, N, 302, 0.5);

@@ -3,6 +3,7 @@
 //! Invariants: a budget says what stays, never what goes; protected rows count towards it and stay even where they exceed
 //! it; at least one row of each head lives.
 
+use std::fmt;
 use std::ops::Range;
 
 use super::super::stage::{Domain, Kind, LiveRows, ParamDef, Params, StageError};
@@ -41,7 +42,7 @@ pub const BYTES: ParamDef = ParamDef {
         max: 1 << 50,
     },
     default: None,
-    doc: "resident bytes of a sequence right after its compression point, all told; or this",
+    doc: "resident bytes of a sequence right after its compression point, all told but for what `place` holds besides (bounds of `quest`, tables of `specache`); or this",
 };
 
 /// `bytes_per_token`.
@@ -302,10 +303,35 @@ impl Protect {
             || self.whitelist.iter().any(|r| r.contains(&position))
     }
 
+    /// Rows of `n_seen` positions that always live.
+    pub fn n_of(&self, n_seen: u32) -> u32 {
+        // Counted from range to range: a position may be whitelisted twice.
+        let newest = n_seen.saturating_sub(self.recent)..n_seen;
+        let mut ranges = vec![0..self.sinks.min(n_seen), newest];
+        ranges.extend(self.whitelist.iter().map(|r| r.start..r.end.min(n_seen)));
+        ranges.sort_unstable_by_key(|r| r.start);
+        let (mut n, mut end) = (0, 0);
+        for r in ranges {
+            n += r.end.saturating_sub(r.start.max(end));
+            end = end.max(r.end);
+        }
+        n
+    }
+
     /// By index, the rows that may leave.
     pub fn candidates<'a>(&'a self, live: LiveRows<'a>) -> impl Iterator<Item = usize> + 'a {
         let free = move |&i: &usize| !self.holds(live.positions[i], live.n_seen);
         (0..live.positions.len()).filter(free)
+    }
+}
+
+impl fmt::Display for Protect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`sinks` = {} and `recent` = {}", self.sinks, self.recent)?;
+        match self.whitelist.is_empty() {
+            true => Ok(()),
+            false => f.write_str(", and `whitelist`"),
+        }
     }
 }
 
@@ -343,14 +369,20 @@ impl Rule {
             None => Vec::new(),
         };
         let budget = Budget::read(params).map_err(&refused)?;
-        let (sinks, recent) = (protect.sinks, protect.recent);
-        let protected = u64::from(sinks) + u64::from(recent);
+        // Where the context is long enough for all of them.
+        let protected = protect.n_of(u32::MAX);
         if let Budget::Tokens(n) = budget
-            && u64::from(n) < protected
+            && n < protected
         {
             return Err(refused(format!(
-                "`tokens` = {n} can't hold the {protected} protected rows (`sinks` = {sinks} and `recent` = {recent}): give \
-                 at least {protected}, or protect fewer"
+                "`tokens` = {n} can't hold the {protected} protected rows ({protect}): give at least {protected}, or \
+                 protect fewer"
+            )));
+        }
+        if let (Budget::Threshold(_), Some(first)) = (budget, segments.first()) {
+            return Err(refused(format!(
+                "`segments` (from {first} on) share a budget, and `threshold` is none: leave `segments` out, or give \
+                 `tokens` or `kept_fraction`"
             )));
         }
         let allocate = match params.text("allocate") {

@@ -11,6 +11,8 @@ pub mod weights;
 
 use std::path::Path;
 
+use sha2::{Digest, Sha256};
+
 use super::super::Needs;
 use super::super::stage::{
     BuildContext, Domain, Kind, NewRow, ParamDef, Params, Stage, StageDef, StageError, Tolerance,
@@ -106,6 +108,12 @@ pub(super) fn read(
     }
     let bytes = std::fs::read(Path::new(file))
         .map_err(|e| refused(format!("`file` = \"{file}\" can't be read: {e}")))?;
+    let sum = format!("{:x}", Sha256::digest(&bytes));
+    if let Some(noted) = params.text("sha256").filter(|&noted| noted != sum) {
+        return Err(refused(format!(
+            "`file` = \"{file}\" has the sum {sum}, `sha256` says {noted}: it is another file, or was replaced since"
+        )));
+    }
     let weights = Weights::read(file, &bytes).map_err(refused)?;
     let layers = &context.geometry.layers;
     let shape = (layers.len(), layers.first().map_or(0, |l| l.n_kv_heads));

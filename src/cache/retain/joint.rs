@@ -15,7 +15,8 @@
 //! ```
 //!
 //! Invariants: a row of a higher score has no fewer bits than another of its head, of those that aren't protected; rows of
-//! equal scores have equal bits; protected rows have 4 bits at least.
+//! equal scores have equal bits; protected rows have 4 bits at least; rows of heads with a sliding window, which no score
+//! compares with others, stay and have 4 bits.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ use super::super::stage::{
 use super::budget::{BYTES, BYTES_PER_TOKEN, RECENT_64, Rule, SINKS, WHITELIST};
 use super::gate;
 use super::kvzip::Repeated;
-use super::selection::Score;
+use super::selection::{Score, is_comparable};
 
 /// The registry entry.
 pub const DEF: StageDef = StageDef {
@@ -152,6 +153,7 @@ impl Joint {
             })
         };
         let rows = live.positions.iter().zip(live.scores);
+        let is_compared = is_comparable(live);
         Head {
             rows: rows
                 .map(|(&p, &score)| Row {
@@ -160,6 +162,7 @@ impl Joint {
                 })
                 .collect(),
             sides: [side(0), side(1)],
+            is_compared,
         }
     }
 }
@@ -174,11 +177,16 @@ struct Row {
 struct Head {
     rows: Vec<Row>,
     sides: [Side; 2],
+    /// Whether its rows have scores to compare.
+    is_compared: bool,
 }
 
 impl Head {
     /// Rows that leave at a price, and the levels of all rows.
     fn at_price(&self, price: f64) -> (Vec<usize>, Vec<[u8; 2]>) {
+        if !self.is_compared {
+            return (Vec::new(), vec![[SAFE; 2]; self.rows.len()]);
+        }
         let (mut gone, mut levels) = (Vec::new(), Vec::with_capacity(self.rows.len()));
         for (i, row) in self.rows.iter().enumerate() {
             let sides = self.sides.each_ref();

@@ -91,6 +91,9 @@ impl<S: Score> Retention for Selection<S> {
         if self.budget_bytes(0).is_some() {
             return Some("its budget is in bytes, which all heads share");
         }
+        if !self.rule.segments.is_empty() {
+            return Some("segments share its budget (`segments`)");
+        }
         let alone = matches!(self.rule.allocate, Allocate::Uniform)
             || matches!(self.rule.budget, Budget::Threshold(_));
         (!alone).then_some("its heads share a budget (`allocate`)")
@@ -101,15 +104,11 @@ impl<S: Score> Retention for Selection<S> {
             return None;
         };
         let protect = &self.rule.protect;
-        let (rows, protected) = (
-            part(f, n_tokens),
-            protect.sinks.saturating_add(protect.recent),
-        );
+        let (rows, protected) = (part(f, n_tokens), protect.n_of(n_tokens));
         (f < 1.0 && rows < f64::from(protected)).then(|| {
             format!(
                 "`kept_fraction` = {f} of a context of {n_tokens} is {rows} rows, fewer than the {protected} protected ones \
-                 (`sinks` = {}, `recent` = {})",
-                protect.sinks, protect.recent
+                 ({protect})"
             )
         })
     }
@@ -180,9 +179,10 @@ impl Rule {
                 part(f64::from(kept) / f64::from(of.max(1)), live.n_reached)
             }
             (Some((kept, _)), Budget::Bytes(_)) => f64::from(kept.max(1)),
-            // A head that was left all its rows has not met its budget yet.
-            (Some((kept, of)), Budget::Tokens(_))
-                if kept < of && self.allocate != Allocate::Uniform =>
+            // A head that a shared budget left all its rows has them as its share; one of a context that was no longer than
+            // the budget has not met it yet.
+            (Some((kept, of)), Budget::Tokens(tokens))
+                if (kept < of || of > tokens) && self.allocate != Allocate::Uniform =>
             {
                 f64::from(kept.max(1))
             }
@@ -325,7 +325,7 @@ impl Rule {
 
 /// Whether a head's rows have scores to compare. Those of a layer with a sliding window, which a repetition does not reach, are
 /// above all others: in a budget with them they would take the room of all layers that see far.
-fn is_comparable(live: LiveRows<'_>) -> bool {
+pub(super) fn is_comparable(live: LiveRows<'_>) -> bool {
     live.scores.iter().any(|&s| s < f32::MAX)
 }
 

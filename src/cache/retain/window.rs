@@ -115,6 +115,20 @@ impl Retention for Window {
         row.position as f32
     }
 
+    fn nothing_to_choose(&self, n_tokens: u32) -> Option<String> {
+        let Newest::KeptFraction(f) = self.newest else {
+            return None;
+        };
+        let rows = part(f, n_tokens);
+        (f < 1.0 && rows <= f64::from(self.sinks)).then(|| {
+            format!(
+                "`kept_fraction` = {f} of a context of {n_tokens} is {rows} rows, no more than the {} sinks: no newest row \
+                 would live",
+                self.sinks
+            )
+        })
+    }
+
     fn evict(&self, live: LiveRows<'_>) -> Vec<usize> {
         let recent = match self.newest {
             Newest::Rows(n) => n,

@@ -117,7 +117,7 @@ impl Opened {
         }
         let longest = wanted.longest().max(gate::TOKENS).max(CALIBRATION_WINDOW);
         let geometry = geometry(&loaded.spec, longest.min(loaded.spec.context_length));
-        plan.check_gates(&limits(plan, &loaded, &geometry))?;
+        plan.check_as_read(&limits(plan, &loaded, &geometry))?;
         Ok(Self {
             geometry,
             weights: Arc::from(loaded.weights),

@@ -99,3 +99,32 @@ proptest! {
         prop_assert!(sum == n * all || sum + n - n_protected > most, "{sum} of {most}");
     }
 }
+
+#[test]
+fn a_head_that_the_point_left_whole_has_its_rows_as_its_share() {
+    let score = |p: u32| ((p * 31 + 7) % 53) as f32;
+    let all: Vec<u32> = (0..41).collect();
+    for allocate in [Allocate::Heads, Allocate::Global, Allocate::Pyramid(20.0)] {
+        let rule = rule(Budget::Tokens(10), allocate);
+        // 40 of 40 rows were its share of a mean of 10: the new row takes another's place, thirty others don't leave.
+        assert_eq!(step(&rule, &all, score, (40, 40)).len(), 40, "{allocate:?}");
+        // A context of 10 rows was no longer than the budget.
+        assert_eq!(step(&rule, &all[..11], score, (10, 10)).len(), 10);
+        assert_eq!(step(&rule, &all[..9], score, (8, 8)).len(), 9);
+    }
+    let alone = rule(Budget::Tokens(10), Allocate::Uniform);
+    assert_eq!(step(&alone, &all, score, (40, 40)).len(), 10);
+}
+
+#[test]
+fn a_position_is_protected_once() {
+    let protect = Protect {
+        sinks: 4,
+        recent: 10,
+        whitelist: vec![2..6, 5..8, 50..60, 95..200, 300..310],
+    };
+    for n_seen in [0, 3, 7, 20, 58, 100, 150, 400] {
+        let plain = (0..n_seen).filter(|&p| protect.holds(p, n_seen)).count();
+        assert_eq!(protect.n_of(n_seen) as usize, plain, "{n_seen}");
+    }
+}

@@ -97,6 +97,27 @@ fn protected_rows_have_four_bits_and_each_head_a_row() {
 }
 
 #[test]
+fn rows_of_a_sliding_window_stay_and_take_no_room_by_their_scores() {
+    let scores = weighing([1.0, 4.0, 16.0, 256.0]).to_vec();
+    // Two heads that nothing compares with the first: rows of 4 bits, 17 bytes each.
+    for beyond in [f32::INFINITY, f32::MAX] {
+        let heads = [scores.clone(), vec![beyond; 4], vec![beyond; 4]];
+        let choice = chosen(&[("bytes", Value::Int(37 + 8 * 17))], &heads).unwrap();
+        let alone = within(37, &scores);
+        assert_eq!(
+            (choice.gone[0][0].clone(), choice.levels[0][0].clone()),
+            alone
+        );
+        for head in 1..3 {
+            assert_eq!(choice.gone[0][head], [0usize; 0]);
+            assert_eq!(choice.levels[0][head], [[1, 1]; 4]);
+        }
+        let short = chosen(&[("bytes", Value::Int(8 * 17))], &heads).unwrap_err();
+        assert!(short.needed_bytes > 8 * 17, "{short:?}");
+    }
+}
+
+#[test]
 fn what_it_can_t_be_built_from_is_refused() {
     let kvzip = ("score", Value::Text("kvzip_plus".to_owned()));
     let file = ("file", Value::Text("random".to_owned()));
