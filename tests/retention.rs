@@ -19,12 +19,20 @@ const STREAM: &str = "[protocol]\nkind = \"stream\"\nwindow = 256\n";
 const SHA256: &str = "aa11bb22cc33dd44";
 
 fn plan(protocol: &str, retain: &str) -> Result<Plan, String> {
-    let text = format!("{HEAD}{protocol}[[strategy]]\nencode = \"f16\"\nretain = {retain}\n");
+    plan_in(&format!("{HEAD}{protocol}"), retain)
+}
+
+fn plan_in(head: &str, retain: &str) -> Result<Plan, String> {
+    let text = format!("{head}[[strategy]]\nencode = \"f16\"\nretain = {retain}\n");
     parse("t.toml", &text, &[]).map_err(|e| e.to_string())
 }
 
 /// Against a model whose contexts are `context_length` long.
 fn held(protocol: &str, retain: &str, context_length: usize) -> Result<(), String> {
+    held_in(&format!("{HEAD}{protocol}"), retain, context_length)
+}
+
+fn held_in(head: &str, retain: &str, context_length: usize) -> Result<(), String> {
     let geometry = Geometry { layers: Vec::new() };
     let limits = ModelLimits {
         name: "tiny",
@@ -32,7 +40,7 @@ fn held(protocol: &str, retain: &str, context_length: usize) -> Result<(), Strin
         context_length,
         geometry: &geometry,
     };
-    let plan = plan(protocol, retain).unwrap_or_else(|e| panic!("{retain}: {e}"));
+    let plan = plan_in(head, retain).unwrap_or_else(|e| panic!("{retain}: {e}"));
     plan.check_model(&limits).map_err(|e| e.to_string())
 }
 
@@ -211,8 +219,8 @@ fn a_budget_below_the_protected_rows_chooses_nothing() {
     has(
         held(ONCE, r#"{ method = "snapkv", kept_fraction = 0.25 }"#, 4096),
         &[
-            "`kept_fraction` = 0.25 of a context of 200 is 50 rows, fewer than the 68 protected ones (`sinks` = 4, \
-             `recent` = 64)",
+            "`kept_fraction` = 0.25 of a context of 200 is 50 rows, fewer than the 68 protected ones (`sinks` = 4 \
+             and `recent` = 64)",
             "protect fewer rows, keep more, or take a longer context",
         ],
     );
@@ -231,6 +239,51 @@ fn a_budget_below_the_protected_rows_chooses_nothing() {
         ),
         &["is 50 rows, fewer than the 51 protected ones"],
     );
+    // Listed positions count, in a stream and in tasks as well, and a window has rows besides its sinks.
+    let tasks = "[protocol]\nkind = \"tasks\"\nlength = 200\n";
+    for (protocol, retain, why) in [
+        (
+            ONCE,
+            r#"{ method = "knorm", kept_fraction = 0.25, whitelist = "0-99" }"#,
+            "is 50 rows, fewer than the 100 protected ones (`sinks` = 4 and `recent` = 0, and `whitelist`)",
+        ),
+        (
+            STREAM,
+            r#"{ method = "knorm", kept_fraction = 0.25, recent = 61 }"#,
+            "of a context of 256 is 64 rows, fewer than the 65 protected ones",
+        ),
+        (
+            tasks,
+            r#"{ method = "snapkv", kept_fraction = 0.05 }"#,
+            "is 10 rows, fewer than the 68 protected ones",
+        ),
+        (
+            ONCE,
+            r#"{ method = "window", kept_fraction = 0.02 }"#,
+            "is 4 rows, no more than the 4 sinks: no newest row would live",
+        ),
+    ] {
+        let protocol = match protocol == tasks {
+            true => format!(
+                "{}{tasks}",
+                HEAD.replace("sets = [\"quickstart-prose\"]", "tasks = [\"copy\"]")
+            ),
+            false => format!("{HEAD}{protocol}"),
+        };
+        has(held_in(&protocol, retain, 4096), &[why]);
+    }
+    held(
+        STREAM,
+        r#"{ method = "knorm", kept_fraction = 0.25, recent = 60 }"#,
+        4096,
+    )
+    .unwrap();
+    held(
+        ONCE,
+        r#"{ method = "window", kept_fraction = 0.025 }"#,
+        4096,
+    )
+    .unwrap();
     // All of it is all of it.
     held(
         ONCE,
@@ -305,6 +358,14 @@ fn a_fraction_is_one_and_a_list_of_positions_is_one() {
         (
             r#"{ method = "snapkv", tokens = 40 }"#,
             "can't hold the 68 protected rows",
+        ),
+        (
+            r#"{ method = "knorm", tokens = 9, whitelist = "0-9" }"#,
+            "`tokens` = 9 can't hold the 10 protected rows",
+        ),
+        (
+            r#"{ method = "gate", file = "random", threshold = 0.0, segments = "8" }"#,
+            "`segments` (from 8 on) share a budget, and `threshold` is none",
         ),
         (
             r#"{ method = "gate", kept_fraction = 0.5 }"#,
@@ -384,9 +445,110 @@ fn a_gate_of_another_model_is_refused() {
     );
     plan.check_model(&limits("00ff00ff00ff00ff")).unwrap();
     // What `bench` and `kld` ask, which have no protocol.
-    let alone = plan.check_gates(&limits(SHA256)).unwrap_err();
-    assert_eq!(alone.to_string(), text);
-    plan.check_gates(&limits("00ff00ff00ff00ff")).unwrap();
+    let alone = |gate: &str, sha256| {
+        let (_dir, path) = experiment("00ff00ff00ff00ff", gate);
+        let plan = load(&path, &[]).unwrap();
+        plan.check_as_read(&limits(sha256))
+            .map_err(|e| e.to_string())
+    };
+    let as_they_come = GATE.replace("kept_fraction = 0.5", "threshold = 0.0");
+    assert_ne!(as_they_come, GATE);
+    has(
+        alone(&as_they_come, SHA256),
+        &["it was trained for the model of sha256 00ff00ff00ff"],
+    );
+    alone(&as_they_come, "00ff00ff00ff00ff").unwrap();
+    // Heads that share a budget would never meet it there.
+    has(
+        alone(GATE, "00ff00ff00ff00ff"),
+        &[
+            "its heads share a budget (`allocate`), and this command has no compression point: the cache would stay whole",
+            "kvlab run with kind = \"compress-once\"",
+        ],
+    );
+}
+
+#[test]
+fn what_only_a_point_lets_act_is_refused_where_there_is_none() {
+    let geometry = Geometry { layers: Vec::new() };
+    let limits = ModelLimits {
+        name: "tiny",
+        sha256: SHA256,
+        context_length: 4096,
+        geometry: &geometry,
+    };
+    let read = |retain: &str| {
+        let plan = plan(ONCE, retain).unwrap();
+        plan.check_as_read(&limits).map_err(|e| e.to_string())
+    };
+    for (retain, why) in [
+        (
+            r#"{ method = "snapkv", tokens = 99 }"#,
+            "it scores rows by a whole context",
+        ),
+        (
+            r#"{ method = "knorm", bytes = 9000 }"#,
+            "its budget is in bytes",
+        ),
+        (
+            r#"{ method = "knorm", tokens = 9, allocate = "global" }"#,
+            "its heads share a budget",
+        ),
+        (
+            r#"{ method = "knorm", tokens = 9, segments = "8" }"#,
+            "segments share its budget",
+        ),
+    ] {
+        has(
+            read(retain),
+            &[why, "this command has no compression point"],
+        );
+        has(
+            held(STREAM, retain, 4096),
+            &[why, "`stream` has no compression point"],
+        );
+    }
+    read(r#"{ method = "knorm", tokens = 9 }"#).unwrap();
+    read(r#"{ method = "window", kept_fraction = 0.5 }"#).unwrap();
+}
+
+#[test]
+fn where_a_gate_lies_is_no_part_of_what_a_cell_is() {
+    let (_here, path) = experiment(SHA256, GATE);
+    let (_there, other) = experiment(SHA256, GATE);
+    let ids = |path: &PathBuf| -> Vec<String> {
+        let cells = load(path, &[]).unwrap().cells(SHA256);
+        cells.into_iter().map(|c| c.id).collect()
+    };
+    assert_eq!(ids(&path), ids(&other));
+    let (_else, another) = experiment("00ff00ff00ff00ff", GATE);
+    assert_ne!(ids(&path), ids(&another));
+}
+
+#[test]
+fn a_gate_that_was_replaced_since_is_refused() {
+    let (dir, path) = experiment(SHA256, GATE);
+    let plan = load(&path, &[]).unwrap();
+    let geometry = Geometry { layers: Vec::new() };
+    let build = || {
+        let materials = kvlab::cache::Materials {
+            geometry: &geometry,
+            calibration: None,
+            backing_dir: None,
+        };
+        kvlab::cache::StagedCache::new(&plan.strategies[0], materials).map(drop)
+    };
+    build().unwrap();
+    fs::write(
+        dir.path().join("gate.safetensors"),
+        gate("00ff00ff00ff00ff"),
+    )
+    .unwrap();
+    let text = build().unwrap_err().to_string();
+    assert!(
+        text.contains("it is another file, or was replaced since"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -466,10 +628,16 @@ fn a_training_may_ask_for_a_network_and_for_heads_weighed_end_to_end() {
     let e = of("end_to_end = { steps = 5, kept_fraction = 0.5 }").unwrap();
     let e = e.end_to_end.unwrap();
     assert_eq!(
-        (e.windows, e.window, e.steps, e.kept_fraction),
-        (8, 512, 5, 0.5)
+        (e.windows, e.window, e.steps, e.kept_fractions),
+        (8, 512, 5, vec![0.5])
     );
+    let e = of("end_to_end = { kept_fraction = [0.5, 0.3] }").unwrap();
+    assert_eq!(e.end_to_end.unwrap().kept_fractions, [0.5, 0.3]);
     for (gate, why) in [
+        (
+            "end_to_end = { kept_fraction = [0.5, 0] }",
+            "gate.end_to_end.kept_fraction",
+        ),
         ("kind = \"mpl\"", "must be one of \"ridge\", \"mlp\""),
         ("hidden = 8", "gate.hidden"),
         ("kind = \"ridge\"\nseed = 1", "it is for kind = \"mlp\""),

@@ -17,7 +17,7 @@ use crate::cache::{Geometry, LayerGeometry, Repetition};
 use crate::engine::ContextTape;
 
 /// Every how many tokens a held-out window's rows are kept, to judge by.
-const JUDGED: usize = 4;
+pub const JUDGED: usize = 4;
 
 /// Every how many tokens a window's rows are kept, for a network.
 const SAMPLED: usize = 2;
@@ -36,16 +36,16 @@ pub struct Settings {
 }
 
 /// How heads are weighed against each other once they are fitted.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct EndToEnd {
-    /// Windows of training; as many again judge.
+    /// Windows of training, of each text in proportion to those of the fit; as many again judge.
     pub windows: usize,
     /// Tokens of a window.
     pub window: usize,
     /// Steps, a window each.
     pub steps: usize,
-    /// The part of the rows older than the recent ones that stays.
-    pub kept_fraction: f64,
+    /// Parts of the rows older than the recent ones that stay, in turn.
+    pub kept_fractions: Vec<f64>,
 }
 
 /// Whether a window is fitted to.
