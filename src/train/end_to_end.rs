@@ -193,8 +193,8 @@ impl Tuning<'_> {
                 let shape = [g.n_kv_heads, 1, window.ids.len()];
                 let apart = Tensor::<B, 3>::from_data(TensorData::new(apart, shape), &device);
                 let own = |at: usize| {
-                    let own = leaf.clone().slice([heads.start + at..heads.end + at]);
-                    own.reshape([g.n_kv_heads, 1, 1])
+                    let own = heads.start + at..heads.end + at;
+                    leaf.clone().slice([own]).reshape([g.n_kv_heads, 1, 1])
                 };
                 let centres = self.centres[heads.clone()].to_vec();
                 let centres = TensorData::new(centres, [g.n_kv_heads, 1, 1]);
