@@ -80,29 +80,29 @@ pub fn train(args: &TrainArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     bar.finish_and_clear();
     let mut fitted = fitting.finish().map_err(anyhow::Error::msg)?;
     let divergence = match &training.end_to_end {
-        None => Vec::new(),
+        None => None,
         Some(settings) => {
             let weights = &mut fitted.weights;
-            weigh_heads(settings, &texts, source, &teacher, weights)?
+            Some(weigh_heads(settings, &texts, source, &teacher, weights)?)
         }
     };
     let bytes = fitted
         .weights
-        .file(origin(&training, &loaded.sha256, &divergence))
+        .file(origin(&training, &loaded.sha256, divergence))
         .map_err(anyhow::Error::msg)?;
     if let Some(parent) = training.file.parent() {
         std::fs::create_dir_all(parent)
             .with_context(|| format!("creating {}", parent.display()))?;
     }
     write_atomic(&training.file, &bytes)?;
-    report(&training, &fitting, (&fitted, &divergence), out)?;
+    report(&training, &fitting, (&fitted, divergence), out)?;
     Ok(Exit::Ok)
 }
 
 /// Positions that the longest reading needs.
 fn longest(training: &Training, context_length: usize) -> anyhow::Result<usize> {
     let twice = 2 * training.window + MAX_PROMPT;
-    let once = training.end_to_end.as_ref().map_or(0, |e| e.window);
+    let once = training.end_to_end.map_or(0, |e| e.window);
     let (key, n, longest) = match twice >= once {
         true => ("data.window: a window read twice", training.window, twice),
         false => ("gate.end_to_end.window: a window", once, once),
@@ -211,14 +211,13 @@ fn weigh_heads(
     source: Arc<dyn WeightSource>,
     teacher: &Teacher<'_>,
     weights: &mut Weights,
-) -> anyhow::Result<Vec<[f64; 2]>> {
+) -> anyhow::Result<[f64; 2]> {
     use crate::train::end_to_end::{Differentiable, Window, tune};
 
-    // Windows of all texts, of each as large a part as in the fit; every other one to train on.
-    let fitted: usize = texts.training.windows.iter().sum();
-    let part = |n: &usize| (2 * settings.windows * n).div_ceil(fitted);
-    let of_each: Vec<usize> = texts.training.windows.iter().map(part).collect();
-    let all = texts.take(settings.window, &of_each)?;
+    // Windows of all texts in turn, every other one to train on.
+    let n_texts = texts.training.texts.len();
+    let of_each = (2 * settings.windows).div_ceil(n_texts);
+    let all = texts.take(settings.window, &vec![of_each; n_texts])?;
     let windows = all.into_iter().map(|ids| {
         let (_, tape) = teacher.read(&ids)?;
         let scores = tape.layers.iter().zip(&teacher.geometry.layers).enumerate();
@@ -237,7 +236,7 @@ fn weigh_heads(
         bar.inc(1)
     })?;
     bar.finish_and_clear();
-    weights.adjust(&tuned.heads);
+    weights.shift(&tuned.shifts);
     Ok(tuned.divergence)
 }
 
@@ -248,7 +247,7 @@ fn weigh_heads(
     _: Arc<dyn WeightSource>,
     _: &Teacher<'_>,
     _: &mut Weights,
-) -> anyhow::Result<Vec<[f64; 2]>> {
+) -> anyhow::Result<[f64; 2]> {
     bail!("gate.end_to_end: kvlab was built without the feature `burn`")
 }
 
@@ -256,7 +255,7 @@ fn weigh_heads(
 fn origin(
     training: &Training,
     model_sha256: &str,
-    divergence: &[[f64; 2]],
+    divergence: Option<[f64; 2]>,
 ) -> BTreeMap<String, String> {
     let texts = training.texts.iter().zip(&training.windows);
     let texts: Vec<String> = texts
@@ -274,21 +273,12 @@ fn origin(
             m.hidden, m.epochs, m.seed
         ),
     };
-    let heads = match &training.end_to_end {
-        Some(e) => {
-            let each = e.kept_fractions.iter().zip(divergence);
-            let each: Vec<String> = each
-                .map(|(kept, [before, after])| format!("{kept} kept, KL {before:.4} to {after:.4}"))
-                .collect();
-            format!(
-                "weighed end to end: {} steps, {} windows of {}, {}",
-                e.steps,
-                e.windows,
-                e.window,
-                each.join(", ")
-            )
-        }
-        None => "as fitted".to_owned(),
+    let heads = match (training.end_to_end, divergence) {
+        (Some(e), Some([before, after])) => format!(
+            "weighed end to end: {} steps, {} windows of {}, {} kept, KL {before:.4} to {after:.4}",
+            e.steps, e.windows, e.window, e.kept_fraction
+        ),
+        _ => "as fitted".to_owned(),
     };
     [
         ("heads", heads),
@@ -315,7 +305,7 @@ fn origin(
 fn report(
     training: &Training,
     fitting: &Fitting,
-    (fitted, divergence): (&Fitted, &[[f64; 2]]),
+    (fitted, divergence): (&Fitted, Option<[f64; 2]>),
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let network = match training.settings.mlp {
@@ -349,11 +339,10 @@ fn report(
         bytes as f64 / 2048.0,
         training.file.display()
     )?;
-    let fractions = training.end_to_end.iter().flat_map(|e| &e.kept_fractions);
-    for (kept, [before, after]) in fractions.zip(divergence) {
+    if let Some([before, after]) = divergence {
         writeln!(
             out,
-            "KL divergence on windows not trained on, {kept} of the rows kept: {before:.4} with heads as fitted, {after:.4} weighed end to end"
+            "KL divergence on windows not trained on: {before:.4} with heads as fitted, {after:.4} weighed end to end"
         )?;
     }
     Ok(())

@@ -209,21 +209,8 @@ fn end_to_end(gate: &mut Reader<'_, '_>) -> Option<EndToEnd> {
         windows: own.count("windows", 1..=1000).unwrap_or(8),
         window: own.count("window", 128..=2000).unwrap_or(512),
         steps: own.count("steps", 1..=100_000).unwrap_or(40),
-        kept_fractions: kept_fractions(&mut own),
+        kept_fraction: own.number("kept_fraction", 0.01..=0.99).unwrap_or(0.35),
     })
-}
-
-/// One part of the rows, or several.
-fn kept_fractions(own: &mut Reader<'_, '_>) -> Vec<f64> {
-    const KEY: &str = "kept_fraction";
-    let default = vec![0.35];
-    match own.get(KEY).map(|node| &node.raw) {
-        Some(Raw::List(_)) => {
-            let passes = |n: &[f64]| n.iter().all(|n| (0.01..=0.99).contains(n));
-            numbers(own, KEY, passes).unwrap_or(default)
-        }
-        _ => own.number(KEY, 0.01..=0.99).map_or(default, |n| vec![n]),
-    }
 }
 
 /// Refuses what this program was built without.
@@ -255,7 +242,6 @@ fn numbers(
     if found.is_none() {
         let must = match key {
             "clip" => "two numbers, the smaller first: [-12, 2]",
-            "kept_fraction" => "a number from 0.01 to 0.99, or a list of such: [0.5, 0.3]",
             _ => "a list of numbers greater than 0: [1e-4, 1e-3]",
         };
         reader.wrong(node, key, must);

@@ -1,12 +1,5 @@
-//! Heads weighed against each other by what eviction does to the model: how far each head's scores are moved, and how far
-//! they are spread, found by the KL divergence of the model with gated rows from the model with all.
-//!
-//! ```text
-//! s' = c + (s − c) · e^(tilt / 4) + shift         c: the mean of the head's scores on the windows of training
-//! ```
-//!
-//! What is made less is the mean logarithm of the divergence, over windows and kept fractions: where little is lost, a part
-//! of it counts as much as the same part elsewhere.
+//! Heads weighed against each other by what eviction does to the model: a number added to each head's scores, found by the
+//! KL divergence of the model with gated rows from the model with all.
 //!
 //! One threshold over all heads takes the same part of all old rows at every step, so that no term need hold it there. A
 //! gate is open or closed in the forward pass; backwards it is a sigmoid around the threshold (straight through, as in DMS,
@@ -38,12 +31,6 @@ const TEMPERATURE: f32 = 0.5;
 /// Adam's first rate, in nats.
 const RATE: f32 = 0.1;
 
-/// ln of a head's spread, per unit of its tilt.
-const TILT: f32 = 0.25;
-
-/// Added to a divergence before its logarithm, in nats.
-const LEAST: f32 = 1e-6;
-
 /// Every how many positions of a window's second half one is compared.
 const COMPARED: usize = 2;
 
@@ -59,10 +46,10 @@ pub struct Window {
 /// What came out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tuned {
-    /// What to multiply each head's scores by, and what to add then, `[layer][kv_head]`.
-    pub heads: Vec<(f32, f32)>,
-    /// Mean KL divergence on the judging windows, of each kept fraction, in nats: before, after.
-    pub divergence: Vec<[f64; 2]>,
+    /// What to add to each head's scores, `[layer][kv_head]`.
+    pub shifts: Vec<f32>,
+    /// KL divergence on the judging windows, in nats: before, after.
+    pub divergence: [f64; 2],
 }
 
 /// Tunes heads on the first windows and judges by the second. All have `settings.window` tokens.
@@ -76,7 +63,6 @@ pub fn tune(
     settings: &EndToEnd,
     step_done: impl Fn(),
 ) -> Result<Tuned, ModelError> {
-    let n_heads = geometry.layers.iter().map(|g| g.n_kv_heads).sum();
     let tuning = Tuning {
         forward: Forward::new(model, geometry, settings.window),
         geometry,
@@ -84,63 +70,35 @@ pub fn tune(
             .step_by(COMPARED)
             .map(|t| t as i32)
             .collect(),
-        centres: centres(fit, n_heads),
+        kept_fraction: settings.kept_fraction,
     };
-    let fractions = &settings.kept_fractions;
-    let mut numbers = vec![0.0f32; 2 * n_heads];
-    let judged = |numbers: &[f32]| -> Result<Vec<f64>, ModelError> {
-        let mut sums = vec![0.0; fractions.len()];
-        for window in judge {
-            let full = tuning.full(window)?;
-            for (sum, &kept) in sums.iter_mut().zip(fractions) {
-                let divergence = tuning.gated((window, kept), &full, numbers, leaf(numbers))?;
-                *sum += f64::from(divergence.into_scalar());
-            }
-        }
-        let n = judge.len().max(1) as f64;
-        Ok(sums.into_iter().map(|sum| sum / n).collect())
+    let n_heads = geometry.layers.iter().map(|g| g.n_kv_heads).sum();
+    let mut shifts = vec![0.0f32; n_heads];
+    let mean = |shifts: &[f32]| -> Result<f64, ModelError> {
+        let all = judge.iter().map(|w| {
+            let full = tuning.full(w)?;
+            let divergence = tuning.gated(w, &full, shifts, leaf(shifts))?;
+            Ok(f64::from(divergence.into_scalar()))
+        });
+        let all = all.collect::<Result<Vec<f64>, ModelError>>()?;
+        Ok(all.iter().sum::<f64>() / all.len().max(1) as f64)
     };
-    let before = judged(&numbers)?;
+    let before = mean(&shifts)?;
     let full: Vec<Tensor<B, 2>> = fit
         .iter()
         .map(|w| tuning.full(w))
         .collect::<Result<_, _>>()?;
-    let mut adam = Adam::new(numbers.len(), RATE, settings.steps);
+    let mut adam = Adam::new(n_heads, RATE, settings.steps);
     for step in 0..settings.steps {
         let i = step % fit.len();
-        // Each window meets the fractions in turn.
-        let kept = fractions[(i + step / fit.len()) % fractions.len()];
-        let gradient = tuning.gradient((&fit[i], kept), &full[i], &numbers)?;
-        adam.step(&mut numbers, &gradient);
+        let gradient = tuning.gradient(&fit[i], &full[i], &shifts)?;
+        adam.step(&mut shifts, &gradient);
         step_done();
     }
-    let after = judged(&numbers)?;
     Ok(Tuned {
-        heads: (0..n_heads)
-            .map(|h| {
-                let factor = (TILT * numbers[n_heads + h]).exp();
-                (factor, tuning.centres[h] * (1.0 - factor) + numbers[h])
-            })
-            .collect(),
-        divergence: before
-            .into_iter()
-            .zip(after)
-            .map(<[f64; 2]>::from)
-            .collect(),
+        divergence: [before, mean(&shifts)?],
+        shifts,
     })
-}
-
-/// The mean of each head's scores.
-fn centres(windows: &[Window], n_heads: usize) -> Vec<f32> {
-    let mut sums = vec![(0.0f64, 0usize); n_heads];
-    for window in windows {
-        for ((sum, n), scores) in sums.iter_mut().zip(window.scores.iter().flatten()) {
-            *sum += scores.iter().map(|&s| f64::from(s)).sum::<f64>();
-            *n += scores.len();
-        }
-    }
-    let mean = |(sum, n): (f64, usize)| (sum / n.max(1) as f64) as f32;
-    sums.into_iter().map(mean).collect()
 }
 
 /// The heads' numbers as a tensor.
@@ -154,8 +112,7 @@ struct Tuning<'a> {
     geometry: &'a Geometry,
     /// Those whose logits are compared.
     positions: Vec<i32>,
-    /// About which each head's scores are spread.
-    centres: Vec<f32>,
+    kept_fraction: f64,
 }
 
 impl Tuning<'_> {
@@ -169,14 +126,13 @@ impl Tuning<'_> {
     /// must not be tracked: burn holds a graph, gigabytes of a window, until it is walked backwards.
     fn gated(
         &self,
-        (window, kept): (&Window, f64),
+        window: &Window,
         full: &Tensor<B, 2>,
-        numbers: &[f32],
+        shifts: &[f32],
         leaf: Tensor<B, 1>,
     ) -> Result<Tensor<B, 1>, ModelError> {
         let device = Default::default();
-        let threshold = self.threshold((window, kept), numbers);
-        let n_heads = self.centres.len();
+        let threshold = self.threshold(window, shifts);
         let mut first = 0;
         let gates = self.geometry.layers.iter().zip(&window.scores);
         let gates: Vec<Option<Tensor<B, 3>>> = gates
@@ -186,21 +142,11 @@ impl Tuning<'_> {
                 if g.window.is_some() {
                     return None;
                 }
-                let apart = scores.iter().zip(&self.centres[heads.clone()]);
-                let apart: Vec<f32> = apart
-                    .flat_map(|(scores, c)| scores.iter().map(move |s| s - c))
-                    .collect();
                 let shape = [g.n_kv_heads, 1, window.ids.len()];
-                let apart = Tensor::<B, 3>::from_data(TensorData::new(apart, shape), &device);
-                let own = |at: usize| {
-                    let own = heads.start + at..heads.end + at;
-                    leaf.clone().slice([own]).reshape([g.n_kv_heads, 1, 1])
-                };
-                let centres = self.centres[heads.clone()].to_vec();
-                let centres = TensorData::new(centres, [g.n_kv_heads, 1, 1]);
-                let centres = Tensor::<B, 3>::from_data(centres, &device);
-                let spread = own(n_heads).mul_scalar(TILT).exp();
-                let over = (apart * spread + (own(0) + centres)).sub_scalar(threshold);
+                let scores = TensorData::new(scores.concat(), shape);
+                let scores = Tensor::<B, 3>::from_data(scores, &device);
+                let own = leaf.clone().slice([heads]).reshape([g.n_kv_heads, 1, 1]);
+                let over = (scores + own).sub_scalar(threshold);
                 let open = over.clone().greater_equal_elem(0.0).float();
                 let soft = sigmoid(over.div_scalar(TEMPERATURE));
                 Some(open + (soft.clone() - soft.detach()))
@@ -211,26 +157,26 @@ impl Tuning<'_> {
         Ok((full.clone().exp() * apart).sum_dim(1).mean())
     }
 
-    /// Of the logarithm of the divergence, for the heads' numbers, the threshold's own movement included.
+    /// For the heads' numbers, the threshold's own movement included.
     fn gradient(
         &self,
-        window: (&Window, f64),
+        window: &Window,
         full: &Tensor<B, 2>,
-        numbers: &[f32],
+        shifts: &[f32],
     ) -> Result<Vec<f32>, ModelError> {
-        let leaf = leaf(numbers).require_grad();
-        let divergence = self.gated(window, full, numbers, leaf.clone())?;
-        let gradients = divergence.clamp_min(0.0).add_scalar(LEAST).log().backward();
+        let leaf = leaf(shifts).require_grad();
+        let divergence = self.gated(window, full, shifts, leaf.clone())?;
+        let gradients = divergence.backward();
         let Some(gradient) = leaf.grad(&gradients) else {
-            return Ok(vec![0.0; numbers.len()]);
+            return Ok(vec![0.0; shifts.len()]);
         };
         let gradient: Vec<f32> = gradient
             .into_data()
             .convert::<f32>()
             .into_vec()
             .expect("the data was just converted to f32");
-        let total: f32 = gradient[..self.centres.len()].iter().sum();
-        let moves = self.moves(window, numbers);
+        let total: f32 = gradient.iter().sum();
+        let moves = self.moves(window, shifts);
         Ok(gradient
             .iter()
             .zip(moves)
@@ -242,53 +188,43 @@ impl Tuning<'_> {
     fn candidates<'a>(
         &'a self,
         window: &'a Window,
-        numbers: &'a [f32],
+        shifts: &'a [f32],
     ) -> impl Iterator<Item = Vec<f32>> + 'a {
         let layers = self.geometry.layers.iter().zip(&window.scores);
         let heads = layers.flat_map(|(g, heads)| heads.iter().map(|s| (g.window.is_none(), s)));
-        let (shifts, tilts) = numbers.split_at(self.centres.len());
-        let own = shifts.iter().zip(tilts).zip(&self.centres);
-        heads.zip(own).map(|((gated, scores), ((shift, tilt), c))| {
+        heads.zip(shifts).map(|((gated, scores), shift)| {
             let end = scores.len().saturating_sub(RECENT + 1);
             let old = if gated { scores.get(SINKS..end) } else { None };
-            let spread = (TILT * tilt).exp();
-            let moved = |s: &f32| (s - c).mul_add(spread, shift + c);
-            old.unwrap_or(&[]).iter().map(moved).collect()
+            old.unwrap_or(&[]).iter().map(|s| s + shift).collect()
         })
     }
 
     /// The score that as many old rows reach as are to stay.
-    fn threshold(&self, (window, kept): (&Window, f64), numbers: &[f32]) -> f32 {
-        let mut all: Vec<f32> = self.candidates(window, numbers).flatten().collect();
+    fn threshold(&self, window: &Window, shifts: &[f32]) -> f32 {
+        let mut all: Vec<f32> = self.candidates(window, shifts).flatten().collect();
         if all.is_empty() {
             return f32::NEG_INFINITY;
         }
         all.sort_unstable_by(|a, b| b.total_cmp(a));
-        let kept = (kept * all.len() as f64).round() as usize;
+        let kept = (self.kept_fraction * all.len() as f64).round() as usize;
         all[kept.clamp(1, all.len()) - 1]
     }
 
-    /// How far the threshold moves with each head's numbers: by what is near it.
-    fn moves(&self, window: (&Window, f64), numbers: &[f32]) -> Vec<f32> {
-        let threshold = self.threshold(window, numbers);
-        let slope = |s: f32| {
+    /// How far the threshold moves with each head's number: the head's part of what is near it.
+    fn moves(&self, window: &Window, shifts: &[f32]) -> Vec<f32> {
+        let threshold = self.threshold(window, shifts);
+        let slope = |s: &f32| {
             let soft = 1.0 / (1.0 + ((threshold - s) / TEMPERATURE).exp());
             soft * (1.0 - soft)
         };
-        let n_heads = self.centres.len();
-        let mut moves = vec![0.0f32; 2 * n_heads];
-        for (h, scores) in self.candidates(window.0, numbers).enumerate() {
-            let still = self.centres[h] + numbers[h];
-            for s in scores {
-                moves[h] += slope(s);
-                moves[n_heads + h] += slope(s) * TILT * (s - still);
-            }
-        }
-        let near = moves[..n_heads].iter().sum::<f32>();
-        moves
-            .iter_mut()
-            .for_each(|m| *m /= near.max(f32::MIN_POSITIVE));
-        moves
+        let near: Vec<f32> = self
+            .candidates(window, shifts)
+            .map(|scores| scores.iter().map(slope).sum())
+            .collect();
+        let total: f32 = near.iter().sum();
+        near.iter()
+            .map(|n| n / total.max(f32::MIN_POSITIVE))
+            .collect()
     }
 }
 
@@ -335,17 +271,16 @@ mod tests {
             windows: 2,
             window: N,
             steps: 24,
-            kept_fractions: vec![0.4, 0.2],
+            kept_fraction: 0.4,
         };
         let tuned = tune(&model, &geometry, [&windows, &windows], &settings, || ()).unwrap();
-        for [before, after] in &tuned.divergence {
-            assert!(*before > 1e-4 && *after < 0.9 * before, "{before} {after}");
-        }
-        // At the first head's usual score, which is too high.
-        let at = |(factor, addend): (f32, f32)| factor * 3.0 + addend - 3.0;
-        let others = tuned.heads[1..].iter().map(|(_, addend)| *addend);
-        let least = others.fold(f32::INFINITY, f32::min);
-        assert!(at(tuned.heads[0]) < least, "{:?}", tuned.heads);
+        let [before, after] = tuned.divergence;
+        assert!(before > 1e-4 && after < 0.9 * before, "{before} {after}");
+        let others = tuned.shifts[1..]
+            .iter()
+            .copied()
+            .fold(f32::INFINITY, f32::min);
+        assert!(tuned.shifts[0] < others, "{:?}", tuned.shifts);
         let again = tune(&model, &geometry, [&windows, &windows], &settings, || ()).unwrap();
         assert_eq!(again, tuned);
     }
@@ -358,40 +293,19 @@ mod tests {
             forward: Forward::new(&model, &geometry, N),
             geometry: &geometry,
             positions: vec![N as i32 - 1],
-            centres: vec![3.0, 0.0, 0.1, -0.1],
+            kept_fraction: 0.3,
         };
         let window = window(&geometry, 7);
-        let numbers = [-3.0, 0.5, 0.0, 0.0, 1.0, -2.0, 0.0, 0.5];
-        let threshold = tuning.threshold((&window, 0.3), &numbers);
-        let rows: Vec<f32> = tuning.candidates(&window, &numbers).flatten().collect();
+        let shifts = [-3.0, 0.5, 0.0, 0.0];
+        let threshold = tuning.threshold(&window, &shifts);
+        let rows: Vec<f32> = tuning.candidates(&window, &shifts).flatten().collect();
         assert_eq!(rows.len(), 4 * (N - RECENT - 1 - SINKS));
         let kept = rows.iter().filter(|&&s| s >= threshold).count();
         assert_eq!(kept, (0.3 * rows.len() as f64).round() as usize);
-        let moves = tuning.moves((&window, 0.3), &numbers);
-        let (shifts, tilts) = moves.split_at(4);
-        assert!((shifts.iter().sum::<f32>() - 1.0).abs() < 1e-5 && shifts.iter().all(|m| *m > 0.0));
+        let moves = tuning.moves(&window, &shifts);
+        assert!((moves.iter().sum::<f32>() - 1.0).abs() < 1e-5 && moves.iter().all(|m| *m > 0.0));
         // All heads moved alike move the threshold alike.
-        let all: Vec<f32> = [2.0, 2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0]
-            .iter()
-            .zip(numbers)
-            .map(|(by, x)| x + by)
-            .collect();
-        let moved = tuning.threshold((&window, 0.3), &all);
+        let moved = tuning.threshold(&window, &shifts.map(|s| s + 2.0));
         assert!((moved - threshold - 2.0).abs() < 1e-5);
-        // Moved with a number, the threshold keeps as many rows as before, counted by how far open their gates are.
-        let open = |numbers: &[f32], threshold: f32| -> f64 {
-            let rows = tuning.candidates(&window, numbers).flatten();
-            let soft = |s: f32| 1.0 / (1.0 + f64::from((threshold - s) / TEMPERATURE).exp());
-            rows.map(soft).sum()
-        };
-        let before = open(&numbers, threshold);
-        for i in 0..8 {
-            let mut nudged = numbers;
-            nudged[i] += 0.02;
-            let still = open(&nudged, threshold) - before;
-            let with = open(&nudged, threshold + 0.02 * moves[i]) - before;
-            assert!(with.abs() < 0.1 * still.abs() + 1e-4, "{i}: {with} {still}");
-        }
-        assert!(tilts.iter().any(|m| m.abs() > 1e-2), "{tilts:?}");
     }
 }

@@ -36,16 +36,16 @@ pub struct Settings {
 }
 
 /// How heads are weighed against each other once they are fitted.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EndToEnd {
-    /// Windows of training, of each text in proportion to those of the fit; as many again judge.
+    /// Windows of training; as many again judge.
     pub windows: usize,
     /// Tokens of a window.
     pub window: usize,
     /// Steps, a window each.
     pub steps: usize,
-    /// Parts of the rows older than the recent ones that stay, in turn.
-    pub kept_fractions: Vec<f64>,
+    /// The part of the rows older than the recent ones that stays.
+    pub kept_fraction: f64,
 }
 
 /// Whether a window is fitted to.

@@ -165,24 +165,10 @@ impl Weights {
         })
     }
 
-    /// Multiplies every head's scores and adds to them then, `[layer][kv_head]`. Weights of 16 bits stay as they are:
-    /// they are of an older file.
-    pub fn adjust(&mut self, by: &[(f32, f32)]) {
-        let Codes::I8 { scales, .. } = &mut self.heads.codes else {
-            return;
-        };
-        let lines = scales
-            .iter_mut()
-            .zip(self.heads.extras.chunks_exact_mut(EXTRAS));
-        for ((scale, extras), (factor, addend)) in lines.zip(by) {
-            *scale *= factor;
-            extras.iter_mut().for_each(|w| *w *= factor);
-            extras[EXTRAS - 1] += addend;
-        }
-        if let Some(units) = &mut self.units {
-            for (out, (factor, _)) in units.out.chunks_exact_mut(units.n).zip(by) {
-                out.iter_mut().for_each(|w| *w *= factor);
-            }
+    /// Adds to every head's constant, `[layer][kv_head]`.
+    pub fn shift(&mut self, by: &[f32]) {
+        for (extras, by) in self.heads.extras.chunks_exact_mut(EXTRAS).zip(by) {
+            extras[EXTRAS - 1] += by;
         }
     }
 

@@ -92,7 +92,7 @@ fn a_file_gives_back_what_was_fitted() {
 fn files_that_are_no_gates_are_refused_by_name() {
     let f16_of = |shape: &[usize]| tensor_file("gate.weight", Dtype::F16, shape, origin());
     let mut nan = lines();
-    nan.adjust(&[(1.0, f32::NAN); 4]);
+    nan.shift(&[f32::NAN; 4]);
     let endless = lines().with_units(
         Lines::rounded(&[0.0; 2 * 8], 6, SHARED),
         vec![f32::INFINITY; 4],
