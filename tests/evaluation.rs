@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvlab::cache::stage::{Params, Value};
 use kvlab::cache::strategy::{StageSpec, Strategy, Tail};
@@ -9,7 +10,8 @@ use kvlab::cache::{
     Admission, Batch, Built, Continuation, Geometry, KvCache, Materials, SeqId, StagedCache,
 };
 use kvlab::compute::cpu::Cpu;
-use kvlab::engine::clock::SystemClock;
+use kvlab::engine::RepeatPrompt;
+use kvlab::engine::clock::{ScriptedClock, SystemClock};
 use kvlab::engine::sampler::Sampler;
 use kvlab::eval::answers::{Asked, Branch, Generation};
 use kvlab::eval::floor::Floor;
@@ -114,6 +116,42 @@ fn only(outcomes: Outcomes) -> Outcome {
 
 fn sum(x: &[f64]) -> f64 {
     x.iter().sum()
+}
+
+/// With a clock that moves by 1 ms at each reading, both take from one reading to the next.
+#[test]
+fn a_repetition_s_time_is_no_part_of_a_compression_s() {
+    let tiny = Tiny::random();
+    let clock = ScriptedClock::new(Duration::from_millis(1));
+    let prompt = RepeatPrompt {
+        first: vec![1, 2],
+        later: vec![3],
+        then: vec![4],
+    };
+    let lockstep = Lockstep {
+        clock: &clock,
+        repeat: Some(&prompt),
+        latency_steps: 2,
+        ..tiny.lockstep()
+    };
+    let kvzip = Strategy {
+        label: "kvzip".into(),
+        retain: Some(StageSpec {
+            name: "kvzip".into(),
+            params: Params([("tokens".to_owned(), Value::Int(50))].into()),
+        }),
+        ..Strategy::bare("f16")
+    };
+    let plain = Strategy::bare("f16");
+    let entrants = [&plain, &kvzip].map(|s| (s, Continuation::Exact));
+    let outcomes = lockstep.compress_once(&entrants, &ids(TEXT), 100, Floor::Leave);
+    let times: Vec<(f64, Option<f64>)> = outcomes
+        .unwrap()
+        .into_iter()
+        .map(|outcome| outcome.unwrap().latency.unwrap())
+        .map(|latency| (latency.compress_ms, latency.repetition_ms))
+        .collect();
+    assert_eq!(times, [(1.0, Some(0.0)), (1.0, Some(1.0))]);
 }
 
 /// One text under each convention: which tokens are scored, perplexity per token, bits per byte.

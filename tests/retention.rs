@@ -19,20 +19,12 @@ const STREAM: &str = "[protocol]\nkind = \"stream\"\nwindow = 256\n";
 const SHA256: &str = "aa11bb22cc33dd44";
 
 fn plan(protocol: &str, retain: &str) -> Result<Plan, String> {
-    plan_in(&format!("{HEAD}{protocol}"), retain)
-}
-
-fn plan_in(head: &str, retain: &str) -> Result<Plan, String> {
-    let text = format!("{head}[[strategy]]\nencode = \"f16\"\nretain = {retain}\n");
+    let text = format!("{HEAD}{protocol}[[strategy]]\nencode = \"f16\"\nretain = {retain}\n");
     parse("t.toml", &text, &[]).map_err(|e| e.to_string())
 }
 
 /// Against a model whose contexts are `context_length` long.
 fn held(protocol: &str, retain: &str, context_length: usize) -> Result<(), String> {
-    held_in(&format!("{HEAD}{protocol}"), retain, context_length)
-}
-
-fn held_in(head: &str, retain: &str, context_length: usize) -> Result<(), String> {
     let geometry = Geometry { layers: Vec::new() };
     let limits = ModelLimits {
         name: "tiny",
@@ -40,7 +32,7 @@ fn held_in(head: &str, retain: &str, context_length: usize) -> Result<(), String
         context_length,
         geometry: &geometry,
     };
-    let plan = plan_in(head, retain).unwrap_or_else(|e| panic!("{retain}: {e}"));
+    let plan = plan(protocol, retain).unwrap_or_else(|e| panic!("{retain}: {e}"));
     plan.check_model(&limits).map_err(|e| e.to_string())
 }
 
@@ -219,7 +211,7 @@ fn a_budget_below_the_protected_rows_chooses_nothing() {
     has(
         held(ONCE, r#"{ method = "snapkv", kept_fraction = 0.25 }"#, 4096),
         &[
-            "`kept_fraction` = 0.25 of a context of 200 is 50 rows, fewer than the 68 protected ones (`sinks` = 4 \
+            "`kept_fraction` = 0.25 of 200 tokens is 50 rows, fewer than the 68 protected ones (`sinks` = 4 \
              and `recent` = 64)",
             "protect fewer rows, keep more, or take a longer context",
         ],
@@ -239,8 +231,7 @@ fn a_budget_below_the_protected_rows_chooses_nothing() {
         ),
         &["is 50 rows, fewer than the 51 protected ones"],
     );
-    // Listed positions count, in a stream and in tasks as well, and a window has rows besides its sinks.
-    let tasks = "[protocol]\nkind = \"tasks\"\nlength = 200\n";
+    // Listed positions count, a stream has its window, and a window has rows besides its sinks.
     for (protocol, retain, why) in [
         (
             ONCE,
@@ -250,12 +241,12 @@ fn a_budget_below_the_protected_rows_chooses_nothing() {
         (
             STREAM,
             r#"{ method = "knorm", kept_fraction = 0.25, recent = 61 }"#,
-            "of a context of 256 is 64 rows, fewer than the 65 protected ones",
+            "of 256 tokens is 64 rows, fewer than the 65 protected ones",
         ),
         (
-            tasks,
-            r#"{ method = "snapkv", kept_fraction = 0.05 }"#,
-            "is 10 rows, fewer than the 68 protected ones",
+            ONCE,
+            r#"{ method = "knorm", tokens = 9, whitelist = "0-9" }"#,
+            "`tokens` = 9 can't hold the 10 protected rows of 200 tokens",
         ),
         (
             ONCE,
@@ -263,14 +254,7 @@ fn a_budget_below_the_protected_rows_chooses_nothing() {
             "is 4 rows, no more than the 4 sinks: no newest row would live",
         ),
     ] {
-        let protocol = match protocol == tasks {
-            true => format!(
-                "{}{tasks}",
-                HEAD.replace("sets = [\"quickstart-prose\"]", "tasks = [\"copy\"]")
-            ),
-            false => format!("{HEAD}{protocol}"),
-        };
-        has(held_in(&protocol, retain, 4096), &[why]);
+        has(held(protocol, retain, 4096), &[why]);
     }
     held(
         STREAM,
@@ -360,8 +344,8 @@ fn a_fraction_is_one_and_a_list_of_positions_is_one() {
             "can't hold the 68 protected rows",
         ),
         (
-            r#"{ method = "knorm", tokens = 9, whitelist = "0-9" }"#,
-            "`tokens` = 9 can't hold the 10 protected rows",
+            r#"{ method = "gate", file = "random", sha256 = "ab", kept_fraction = 0.5 }"#,
+            "stands beside file = \"random\", which is no file",
         ),
         (
             r#"{ method = "gate", file = "random", threshold = 0.0, segments = "8" }"#,
@@ -462,7 +446,7 @@ fn a_gate_of_another_model_is_refused() {
     has(
         alone(GATE, "00ff00ff00ff00ff"),
         &[
-            "its heads share a budget (`allocate`), and this command has no compression point: the cache would stay whole",
+            "its heads share a budget (`allocate`), and this command has no compression point: something else would be measured",
             "kvlab run with kind = \"compress-once\"",
         ],
     );
@@ -523,6 +507,20 @@ fn where_a_gate_lies_is_no_part_of_what_a_cell_is() {
     assert_eq!(ids(&path), ids(&other));
     let (_else, another) = experiment("00ff00ff00ff00ff", GATE);
     assert_ne!(ids(&path), ids(&another));
+    // One gate at two places is one strategy.
+    let (dir, path) = experiment(SHA256, GATE);
+    fs::copy(
+        dir.path().join("gate.safetensors"),
+        dir.path().join("copy.safetensors"),
+    )
+    .unwrap();
+    let twin = GATE.replace("gate.saf", "copy.saf");
+    let text = fs::read_to_string(&path).unwrap();
+    let text =
+        format!("{text}\n[[strategy]]\nlabel = \"twin\"\nencode = \"f16\"\nretain = {twin}\n");
+    fs::write(&path, text).unwrap();
+    let text = load(&path, &[]).unwrap_err().to_string();
+    assert!(text.contains("\"twin\" is the same strategy as "), "{text}");
 }
 
 #[test]

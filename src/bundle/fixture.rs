@@ -191,7 +191,7 @@ fn record(d: usize, s: usize, item: usize) -> ItemRecord {
             attend_ms: 3.0,
             prefill_ms: 32.0,
             compress_ms: 1.0,
-            repetition_ms: 4.0,
+            repetition_ms: (s == 1).then_some(4.0),
         }),
         traffic: None,
         answers: Vec::new(),

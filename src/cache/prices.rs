@@ -235,9 +235,9 @@ pub fn keeps_scores(retain: &dyn Retention, continuation: Continuation) -> bool 
 }
 
 impl Prices<'_> {
-    /// Asks for a choice among rows that all score the same.
+    /// Asks for a choice among rows that all score the same, those beyond comparison aside.
     fn shortage(&self, retain: &dyn Retention) -> Option<Shortage> {
-        let scores = vec![0.0; self.len as usize];
+        let scores = [0.0, f32::MAX].map(|score| vec![score; self.len as usize]);
         let layers = self.geometry.layers.iter().enumerate();
         let positions: Vec<Vec<u32>> = layers
             .map(|(layer, g)| {
@@ -245,14 +245,14 @@ impl Prices<'_> {
                 (rules[0].window_start(self.len)..self.len).collect()
             })
             .collect();
-        let head = |positions: &[u32]| positions.len();
         let heads: Vec<Vec<LiveRows<'_>>> = positions
             .iter()
             .zip(&self.geometry.layers)
             .map(|(positions, g)| {
+                let is_beyond = g.window.is_some() && !retain.compares_windows();
                 let live = LiveRows {
                     positions,
-                    scores: &scores[..head(positions)],
+                    scores: &scores[usize::from(is_beyond)][..positions.len()],
                     n_seen: self.len,
                     n_reached: positions.len() as u32,
                     compressed: None,

@@ -214,6 +214,11 @@ pub trait Retention: Send + Sync {
         let _ = n_tokens;
         None
     }
+    /// Whether scores of layers with a sliding window compare with those of others; where they don't, a budget that heads
+    /// share leaves such layers alone.
+    fn compares_windows(&self) -> bool {
+        true
+    }
     /// Bytes of learned weights, shared by all sequences.
     fn weight_bytes(&self) -> u64 {
         0

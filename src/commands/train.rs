@@ -334,7 +334,7 @@ fn report(
     let bytes = fitted.weights.bytes();
     writeln!(
         out,
-        "{fit} tokens fitted to, {held_out} held out: every {JUDGED}th of these gave R² and the rank correlation within heads, and chose the ridge\n\
+        "{fit} tokens fitted to, {held_out} held out, which chose the ridge: R² and the rank correlation within heads are of every {JUDGED}th\n\
          {bytes} bytes of weights, {:.1} a token of 2048, in {}",
         bytes as f64 / 2048.0,
         training.file.display()

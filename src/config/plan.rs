@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::problems::{Location, Problem, Problems};
 use super::protocol::{Protocol, QUESTION_TOKENS};
+use super::strategies::content;
 use crate::cache::project::aqua;
 use crate::cache::stage::{BuildContext, HeadContext, Kind, Side, find};
 use crate::cache::strategy::{StageSpec, Strategy};
@@ -154,10 +155,9 @@ impl Plan {
     fn identity(&self, model: &str, data: usize, protocol: usize, strategy: usize) -> Value {
         let text = &self.data[data];
         let strategy = &self.strategies[strategy];
-        let mut stages = json!(strategy);
+        let mut stages = json!(content(strategy));
         if let Some(fields) = stages.as_object_mut() {
             fields.remove("label");
-            fields.values_mut().for_each(forget_places);
         }
         let calibration = self
             .calibration
@@ -390,15 +390,6 @@ pub fn stages_of(strategy: &Strategy) -> Vec<(Kind, Side, &StageSpec)> {
     stages.extend(strategy.pack.iter().map(|s| (Kind::Pack, Side::K, s)));
     stages.extend(strategy.place.iter().map(|s| (Kind::Place, Side::K, s)));
     stages
-}
-
-/// Leaves out where a stage's file lies: its sum says which it is, wherever the experiment is.
-fn forget_places(stage: &mut Value) {
-    if let Some(params) = stage.get_mut("params").and_then(Value::as_object_mut)
-        && params.contains_key("sha256")
-    {
-        params.remove("file");
-    }
 }
 
 /// Whether a stage of the strategy learns from the calibration text.

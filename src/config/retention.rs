@@ -45,11 +45,15 @@ impl Plan {
                 let what = format!("{why}, and `stream` has no compression point");
                 refuse(what, "use kind = \"compress-once\" in [protocol]");
             }
-            if let Some(why) = retain.nothing_to_choose(seen_at_once(protocol) as u32) {
-                refuse(
-                    why,
-                    "protect fewer rows, keep more, or take a longer context",
-                );
+            let longer = match protocol {
+                Protocol::Stream { .. } => "window",
+                _ => "context",
+            };
+            if let Some(n) = seen_at_once(protocol)
+                && let Some(why) = retain.nothing_to_choose(n as u32)
+            {
+                let hint = format!("protect fewer rows, keep more, or take a longer {longer}");
+                refuse(why, &hint);
             }
             if let Protocol::CompressOnce { context, .. }
             | Protocol::Generate { context, .. }
@@ -62,7 +66,9 @@ impl Plan {
                 refuse(why, "raise it, or protect fewer rows");
             }
             let context = match protocol {
-                Protocol::CompressOnce { .. } | Protocol::Generate { .. } => seen_at_once(protocol),
+                Protocol::CompressOnce { context, .. } | Protocol::Generate { context, .. } => {
+                    *context
+                }
                 _ => protocol.n_tokens(),
             };
             let read_again = context + context.min(repetition::PART) + repetition::MAX_PROMPT;
@@ -92,11 +98,11 @@ impl Plan {
             self.check_origin((i, strategy), retain.as_ref(), model, &mut problems);
             if let Some(why) = retain.needs_point() {
                 let what = format!(
-                    "{}: {why}, and this command has no compression point: the cache would stay whole",
+                    "{}: {why}, and this command has no compression point: something else would be measured",
                     strategy.label
                 );
-                let hint = "kvlab run with kind = \"compress-once\" has one; `threshold`, or allocate = \"uniform\" with \
-                            a score that is known when a row comes, acts without";
+                let hint = "kvlab run with kind = \"compress-once\" has one; `threshold`, or allocate = \"uniform\" without \
+                            `segments`, acts without where a score is known when its row comes";
                 let key = format!("strategy.{i}.retain");
                 problems.push(self.problem(&key, "retain", what, Some(hint)));
             }
@@ -124,12 +130,14 @@ impl Plan {
     }
 }
 
-/// Tokens that a retention has seen when it must have met its budget.
-fn seen_at_once(protocol: &Protocol) -> usize {
+/// Tokens that a retention has seen when it must have met its budget; of tasks, each item's own number.
+fn seen_at_once(protocol: &Protocol) -> Option<usize> {
     match protocol {
-        Protocol::CompressOnce { context, .. } | Protocol::Generate { context, .. } => *context,
-        Protocol::Tasks { length, .. } => *length,
-        Protocol::Stream { window, .. } => *window,
+        Protocol::CompressOnce { context, .. } | Protocol::Generate { context, .. } => {
+            Some(*context)
+        }
+        Protocol::Stream { window, .. } => Some(*window),
+        Protocol::Tasks { .. } => None,
     }
 }
 

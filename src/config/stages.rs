@@ -148,6 +148,12 @@ fn files(
             continue;
         };
         if or.contains(&text) {
+            if let Some(entry) = table.entry("sha256") {
+                let what = format!("stands beside {} = \"{text}\", which is no file", p.name);
+                let hint = Some("leave it out".to_owned());
+                diagnostics.at(entry.key_at, &format!("{key}.sha256"), what, hint);
+                return None;
+            }
             continue;
         }
         let node = &table.entry(p.name)?.node;

@@ -71,12 +71,8 @@ fn refuse_twins(resolved: &[Resolved], diagnostics: &mut Diagnostics) {
     for (i, later) in resolved.iter().enumerate() {
         for earlier in &resolved[..i] {
             let first = diagnostics.sources.locate(earlier.at);
-            let unlabelled = |s: &Strategy| Strategy {
-                label: String::new(),
-                ..s.clone()
-            };
             let label = &later.strategy.label;
-            if unlabelled(&earlier.strategy) == unlabelled(&later.strategy) {
+            if content(&earlier.strategy) == content(&later.strategy) {
                 let what = format!(
                     "\"{label}\" is the same strategy as \"{}\" at {first}",
                     earlier.strategy.label
@@ -96,6 +92,20 @@ fn refuse_twins(resolved: &[Resolved], diagnostics: &mut Diagnostics) {
             }
         }
     }
+}
+
+/// All of a strategy but its label and where a stage's file lies: the file's sum says which it is.
+pub(super) fn content(strategy: &Strategy) -> Strategy {
+    let mut content = strategy.clone();
+    content.label = String::new();
+    for spec in content
+        .retain
+        .iter_mut()
+        .filter(|r| r.params.0.contains_key("sha256"))
+    {
+        spec.params.0.remove("file");
+    }
+    content
 }
 
 /// One variant of a `[[strategy]]` table.

@@ -82,6 +82,10 @@ impl Retention for ScoringWatch {
         self.inner.needs_point()
     }
 
+    fn compares_windows(&self) -> bool {
+        self.inner.compares_windows()
+    }
+
     fn nothing_to_choose(&self, n_tokens: u32) -> Option<String> {
         self.inner.nothing_to_choose(n_tokens)
     }

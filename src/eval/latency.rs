@@ -142,7 +142,7 @@ impl Lockstep<'_> {
                         attend_ms: t.attend_ms,
                         prefill_ms,
                         compress_ms,
-                        repetition_ms,
+                        repetition_ms: Some(repetition_ms),
                     }),
                     Some(Err(e)) => {
                         *runner = Err(e.into());

@@ -170,9 +170,10 @@ pub struct LatencyRecord {
     pub prefill_ms: f64,
     /// Wall time of storing the context and compressing it, ms; 0 where there is no compression point.
     pub compress_ms: f64,
-    /// Wall time of the repetition that the retention's scores come from, ms; 0 where it asks for none.
-    #[serde(default)]
-    pub repetition_ms: f64,
+    /// Wall time of the repetition that the retention's scores come from, ms; 0 where it asks for none. Older records lack it:
+    /// theirs is part of `compress_ms`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repetition_ms: Option<f64>,
 }
 
 /// What the tokens of one item read and moved.
@@ -319,7 +320,7 @@ impl ItemRecord {
                 &latency.attend_ms,
                 &latency.prefill_ms,
                 &latency.compress_ms,
-                &latency.repetition_ms,
+                &latency.repetition_ms.unwrap_or(0.0),
             ]) {
                 self.check_finite("latency", ms)?;
             }

@@ -296,7 +296,7 @@ pub(super) static LATENCY: &[Field<Latency>] = &[
     ("attend_ms_per_token", |l| number(l.attend_ms_per_token)),
     ("tokens_per_s", |l| number(l.tokens_per_s())),
     ("store_and_compress_ms", |l| number(l.compress_ms)),
-    ("repetition_ms", |l| number(l.repetition_ms)),
+    ("repetition_ms", |l| optional(l.repetition_ms)),
 ];
 
 pub(super) static BUCKET: &[Field<Bucket>] = &[

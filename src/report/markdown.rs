@@ -415,7 +415,8 @@ fn latency_text(group: &Group) -> Text {
                 significant(l.attend_ms_per_token, 3),
                 significant(l.tokens_per_s(), 4),
                 significant(l.compress_ms, 3),
-                significant(l.repetition_ms, 3),
+                l.repetition_ms
+                    .map_or_else(String::new, |ms| significant(ms, 3)),
             ]
         })
     });

@@ -282,8 +282,9 @@ pub struct Latency {
     pub attend_ms_per_token: f64,
     /// Storing a context and compressing it, ms per item.
     pub compress_ms: f64,
-    /// The repetition that the retention's scores come from, ms per item; 0: it asks for none.
-    pub repetition_ms: f64,
+    /// The repetition that the retention's scores come from, ms per item; 0: it asks for none. `None`: of older records,
+    /// which have it in `compress_ms`.
+    pub repetition_ms: Option<f64>,
 }
 
 impl Latency {
@@ -324,6 +325,7 @@ impl Latency {
             )
         };
         steps.sort_by(f64::total_cmp);
+        let repetitions: Option<Vec<f64>> = records.iter().map(|r| r.repetition_ms).collect();
         Some(Self {
             depth,
             n_steps: steps.len(),
@@ -334,7 +336,7 @@ impl Latency {
             cpu_ms_per_token: total(|r| r.cpu_ms) / steps.len() as f64,
             attend_ms_per_token: total(|r| r.attend_ms) / steps.len() as f64,
             compress_ms: total(|r| r.compress_ms) / records.len() as f64,
-            repetition_ms: total(|r| r.repetition_ms) / records.len() as f64,
+            repetition_ms: repetitions.map(|ms| ms.iter().sum::<f64>() / ms.len() as f64),
         })
     }
 

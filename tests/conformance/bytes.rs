@@ -2,7 +2,10 @@
 
 use kvlab::cache::stage::{KeyForm, Kind, Params, Value, registry};
 use kvlab::cache::strategy::{StageSpec, Strategy, Tail};
-use kvlab::cache::{Admission, CacheError, Continuation, Geometry, KvCache, SeqId, StagedCache};
+use kvlab::cache::{
+    Admission, CacheError, Continuation, Geometry, KvCache, Materials, SeqId, StagedCache,
+    least_retained,
+};
 
 use super::retain::show;
 use super::support::{Script, add, build, geometry, parse_example, resume, script};
@@ -116,10 +119,14 @@ fn a_byte_budget_holds_beside_a_sliding_window_in_whatever_steps_it_is_read() {
             cache.admit(SEQ, Admission::Context).expect("admitted");
             resume(&mut cache, &g, SEQ, &s, 0..N, &[[64, N][i as usize % 2]]);
             show(&mut cache, &g, SEQ, (&s, N)).expect("shown");
-            cache
-                .compress(SEQ, Continuation::Exact)
-                .expect("compressed");
+            let continuation = [Continuation::Exact, Continuation::Strategy][i as usize / 2 % 2];
+            cache.compress(SEQ, continuation).expect("compressed");
             let m = cache.memory();
+            assert!(
+                m.resident_bytes() * 100 > budget as u64 * 87,
+                "{} in {budget}: {m:?}",
+                strategy.label
+            );
             assert!(
                 m.resident_bytes() <= budget as u64,
                 "{} in {budget}: {m:?}",
@@ -166,6 +173,44 @@ fn neighbours_and_chunks_change_no_choice() {
         compressed(&mut beside, (&g, &other), SeqId(7), Continuation::Exact).expect("compressed");
         compressed(&mut beside, (&g, &s), SEQ, Continuation::Exact).expect("compressed");
         assert_eq!(rows(&alone), rows(&beside), "{}", strategy.label);
+    }
+}
+
+#[test]
+fn what_is_told_to_be_least_is_least_whatever_follows() {
+    let mut g = geometry(4, 2, 32);
+    let s = script(&g, N, 307, 0.5);
+    for window in [None, Some(150)] {
+        g.layers[0].window = window;
+        let mut least = Vec::new();
+        for continuation in [Continuation::Exact, Continuation::Strategy] {
+            let with = |bytes: i64| {
+                let of = |(k, v): (&str, i64)| (k.to_owned(), Value::Int(v));
+                let spec = StageSpec {
+                    name: "knorm".into(),
+                    params: Params([("recent", 200), ("bytes", bytes)].map(of).into()),
+                };
+                strategy(spec, (r#""f16""#, r#""q8_0""#), 0)
+            };
+            let materials = Materials {
+                geometry: &g,
+                calibration: None,
+                backing_dir: None,
+            };
+            let short = least_retained(&with(1), materials, (N as u32, continuation));
+            let needed = short.expect("built").expect("a byte is too few");
+            let needed = needed.needed_bytes as i64;
+            let within =
+                |bytes| compressed(&mut build(&with(bytes), &g), (&g, &s), SEQ, continuation);
+            within(needed).expect("enough");
+            let short = within(needed - 1);
+            assert!(
+                matches!(short, Err(CacheError::TooFewBytes { .. })),
+                "{short:?}"
+            );
+            least.push(needed);
+        }
+        assert!(least[0] < least[1], "{least:?}");
     }
 }
 

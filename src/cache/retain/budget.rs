@@ -369,14 +369,15 @@ impl Rule {
             None => Vec::new(),
         };
         let budget = Budget::read(params).map_err(&refused)?;
-        // Where the context is long enough for all of them.
-        let protected = protect.n_of(u32::MAX);
+        // Whitelisted ones count when a context's length says which of them it has.
+        let protected = u64::from(protect.sinks) + u64::from(protect.recent);
         if let Budget::Tokens(n) = budget
-            && n < protected
+            && u64::from(n) < protected
         {
             return Err(refused(format!(
-                "`tokens` = {n} can't hold the {protected} protected rows ({protect}): give at least {protected}, or \
-                 protect fewer"
+                "`tokens` = {n} can't hold the {protected} protected rows (`sinks` = {} and `recent` = {}): give at least \
+                 {protected}, or protect fewer",
+                protect.sinks, protect.recent
             )));
         }
         if let (Budget::Threshold(_), Some(first)) = (budget, segments.first()) {

@@ -143,6 +143,10 @@ impl Score for Gate {
         }
     }
 
+    fn compares_windows(&self) -> bool {
+        matches!(self, Gate::Random)
+    }
+
     fn arrival(&self, row: NewRow<'_>) -> f32 {
         let Gate::Learned(weights) = self else {
             let sign = |i: usize| match super::random::mixed(

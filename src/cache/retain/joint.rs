@@ -15,8 +15,8 @@
 //! ```
 //!
 //! Invariants: a row of a higher score has no fewer bits than another of its head, of those that aren't protected; rows of
-//! equal scores have equal bits; protected rows have 4 bits at least; rows of heads with a sliding window, which no score
-//! compares with others, stay and have 4 bits.
+//! equal scores have equal bits; protected rows have 4 bits at least; rows of heads with a sliding window, which
+//! neither a repetition nor a trained gate compares with others, stay and have 4 bits.
 
 use std::sync::Arc;
 
@@ -303,6 +303,10 @@ impl Retention for Joint {
 
     fn needs_point(&self) -> Option<&'static str> {
         Some("its budget is in bytes, which all rows of a context share")
+    }
+
+    fn compares_windows(&self) -> bool {
+        self.score.compares_windows()
     }
 
     fn weight_bytes(&self) -> u64 {

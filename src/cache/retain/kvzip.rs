@@ -70,6 +70,10 @@ impl Score for Repeated {
         }
     }
 
+    fn compares_windows(&self) -> bool {
+        false
+    }
+
     fn context(&self, context: ContextLayer<'_>) -> Vec<Vec<f32>> {
         let Some(repetition) = context.seen.repetition else {
             return Vec::new();

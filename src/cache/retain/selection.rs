@@ -37,6 +37,10 @@ pub trait Score: Send + Sync {
         let _ = context;
         Vec::new()
     }
+    /// Whether rows of layers with a sliding window have scores that compare with others'.
+    fn compares_windows(&self) -> bool {
+        true
+    }
     /// Bytes of learned weights.
     fn weight_bytes(&self) -> u64 {
         0
@@ -100,17 +104,29 @@ impl<S: Score> Retention for Selection<S> {
     }
 
     fn nothing_to_choose(&self, n_tokens: u32) -> Option<String> {
-        let Budget::KeptFraction(f) = self.rule.budget else {
-            return None;
-        };
         let protect = &self.rule.protect;
-        let (rows, protected) = (part(f, n_tokens), protect.n_of(n_tokens));
-        (f < 1.0 && rows < f64::from(protected)).then(|| {
-            format!(
-                "`kept_fraction` = {f} of a context of {n_tokens} is {rows} rows, fewer than the {protected} protected ones \
-                 ({protect})"
-            )
-        })
+        let protected = protect.n_of(n_tokens);
+        match self.rule.budget {
+            Budget::KeptFraction(f) => {
+                let rows = part(f, n_tokens);
+                (f < 1.0 && rows < f64::from(protected)).then(|| {
+                    format!(
+                        "`kept_fraction` = {f} of {n_tokens} tokens is {rows} rows, fewer than the {protected} protected ones \
+                         ({protect})"
+                    )
+                })
+            }
+            Budget::Tokens(rows) => (rows < protected).then(|| {
+                format!(
+                    "`tokens` = {rows} can't hold the {protected} protected rows of {n_tokens} tokens ({protect})"
+                )
+            }),
+            _ => None,
+        }
+    }
+
+    fn compares_windows(&self) -> bool {
+        self.score.compares_windows()
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -122,7 +122,7 @@ impl Retention for Window {
         let rows = part(f, n_tokens);
         (f < 1.0 && rows <= f64::from(self.sinks)).then(|| {
             format!(
-                "`kept_fraction` = {f} of a context of {n_tokens} is {rows} rows, no more than the {} sinks: no newest row \
+                "`kept_fraction` = {f} of {n_tokens} tokens is {rows} rows, no more than the {} sinks: no newest row \
                  would live",
                 self.sinks
             )

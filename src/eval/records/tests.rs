@@ -41,7 +41,7 @@ fn record() -> ItemRecord {
             attend_ms: 0.1,
             prefill_ms: 2.0,
             compress_ms: 0.0,
-            repetition_ms: 0.0,
+            repetition_ms: Some(0.0),
         }),
         traffic: None,
         answers: Vec::new(),
