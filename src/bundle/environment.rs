@@ -21,7 +21,7 @@ pub struct Environment {
     pub rustc: Option<String>,
     /// Commit of the checkout that the executable lies in; `+` marks uncommitted changes.
     pub source_commit: Option<String>,
-    /// The command line.
+    /// The command line, the program without its path.
     pub command: Vec<String>,
     /// Start, UTC, ISO 8601.
     pub started_at: String,
@@ -69,7 +69,7 @@ impl Environment {
             },
             rustc: compiler_note(&program),
             source_commit: executable.parent().and_then(checkout_commit),
-            command: std::env::args().collect(),
+            command: named(std::env::args()),
             started_at: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or_else(|_| "unknown".to_owned(), |d| iso_8601(d.as_secs())),
@@ -86,6 +86,17 @@ impl Environment {
             load_average: load_average_now(),
         })
     }
+}
+
+/// A command line whose program has its name alone: where it lies is a matter of one machine.
+fn named(arguments: impl Iterator<Item = String>) -> Vec<String> {
+    let mut command: Vec<String> = arguments.collect();
+    if let Some(program) = command.first_mut()
+        && let Some(name) = Path::new(program.as_str()).file_name()
+    {
+        *program = name.to_string_lossy().into_owned();
+    }
+    command
 }
 
 /// Load averages over 1, 5 and 15 minutes now.
@@ -210,6 +221,13 @@ mod tests {
         assert_eq!(iso_8601(951_782_400), "2000-02-29T00:00:00Z");
         assert_eq!(iso_8601(1_767_225_599), "2025-12-31T23:59:59Z");
         assert_eq!(iso_8601(4_107_542_400), "2100-03-01T00:00:00Z");
+    }
+
+    #[test]
+    fn a_command_has_no_place_of_its_program() {
+        let command = ["/opt/x/kvlab", "run", "a/b.toml"].map(str::to_owned);
+        assert_eq!(named(command.into_iter()), ["kvlab", "run", "a/b.toml"]);
+        assert_eq!(named(std::iter::empty()), [""; 0]);
     }
 
     #[test]
