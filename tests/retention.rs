@@ -23,15 +23,20 @@ fn plan(protocol: &str, retain: &str) -> Result<Plan, String> {
     parse("t.toml", &text, &[]).map_err(|e| e.to_string())
 }
 
+/// A model's limits, of whatever weights and length.
+fn limits<'a>(geometry: &'a Geometry, sha256: &'a str, context_length: usize) -> ModelLimits<'a> {
+    ModelLimits {
+        name: "tiny",
+        sha256,
+        context_length,
+        geometry,
+    }
+}
+
 /// Against a model whose contexts are `context_length` long.
 fn held(protocol: &str, retain: &str, context_length: usize) -> Result<(), String> {
     let geometry = Geometry { layers: Vec::new() };
-    let limits = ModelLimits {
-        name: "tiny",
-        sha256: SHA256,
-        context_length,
-        geometry: &geometry,
-    };
+    let limits = limits(&geometry, SHA256, context_length);
     let plan = plan(protocol, retain).unwrap_or_else(|e| panic!("{retain}: {e}"));
     plan.check_model(&limits).map_err(|e| e.to_string())
 }
@@ -103,12 +108,7 @@ fn a_stream_has_no_point_at_which_heads_could_share() {
 fn bytes_below_the_protected_rows_are_refused_with_what_they_take() {
     let model = TinyModel::new(&TinyConfig::default());
     let geometry = geometry(model.spec(), 512);
-    let limits = ModelLimits {
-        name: "tiny",
-        sha256: SHA256,
-        context_length: 512,
-        geometry: &geometry,
-    };
+    let limits = limits(&geometry, SHA256, 512);
     let check = |budget: &str| {
         let retain = format!("{{ method = \"knorm\", {budget}, recent = 60 }}");
         plan(ONCE, &retain)
@@ -154,12 +154,7 @@ fn bits_by_row_are_refused_where_rows_can_t_have_them() {
         let text = format!("{HEAD}{ONCE}[[strategy]]\nretain = {JOINT}\n{rest}\n");
         let plan = parse("t.toml", &text, &[]).map_err(|e| e.to_string())?;
         let geometry = Geometry { layers: Vec::new() };
-        let limits = ModelLimits {
-            name: "tiny",
-            sha256: SHA256,
-            context_length: 4096,
-            geometry: &geometry,
-        };
+        let limits = limits(&geometry, SHA256, 4096);
         plan.check_model(&limits).map_err(|e| e.to_string())
     };
     over("encode = \"int4\"").unwrap();
@@ -192,12 +187,7 @@ fn bits_by_row_by_a_gate_of_another_model_are_refused() {
     let given = r#"{ method = "joint", file = "gate.safetensors", bytes = 900_000 }"#;
     let (_dir, path) = experiment("00ff00ff00ff00ff", given);
     let geometry = Geometry { layers: Vec::new() };
-    let limits = ModelLimits {
-        name: "tiny",
-        sha256: SHA256,
-        context_length: 4096,
-        geometry: &geometry,
-    };
+    let limits = limits(&geometry, SHA256, 4096);
     let text = load(&path, &[]).unwrap().check_model(&limits).unwrap_err();
     assert!(
         text.to_string()
@@ -413,12 +403,7 @@ fn a_gate_lies_beside_its_experiment_and_its_sum_is_filled_in() {
 fn a_gate_of_another_model_is_refused() {
     let (_dir, path) = experiment("00ff00ff00ff00ff", GATE);
     let geometry = Geometry { layers: Vec::new() };
-    let limits = |sha256| ModelLimits {
-        name: "tiny",
-        sha256,
-        context_length: 4096,
-        geometry: &geometry,
-    };
+    let limits = |sha256| limits(&geometry, sha256, 4096);
     let plan = load(&path, &[]).unwrap();
     let text = plan.check_model(&limits(SHA256)).unwrap_err().to_string();
     assert!(
@@ -455,12 +440,7 @@ fn a_gate_of_another_model_is_refused() {
 #[test]
 fn what_only_a_point_lets_act_is_refused_where_there_is_none() {
     let geometry = Geometry { layers: Vec::new() };
-    let limits = ModelLimits {
-        name: "tiny",
-        sha256: SHA256,
-        context_length: 4096,
-        geometry: &geometry,
-    };
+    let limits = limits(&geometry, SHA256, 4096);
     let read = |retain: &str| {
         let plan = plan(ONCE, retain).unwrap();
         plan.check_as_read(&limits).map_err(|e| e.to_string())
