@@ -89,7 +89,7 @@ impl Environment {
 }
 
 /// A command line whose program has its name alone: where it lies is a matter of one machine.
-fn named(arguments: impl Iterator<Item = String>) -> Vec<String> {
+pub fn named(arguments: impl Iterator<Item = String>) -> Vec<String> {
     let mut command: Vec<String> = arguments.collect();
     if let Some(program) = command.first_mut()
         && let Some(name) = Path::new(program.as_str()).file_name()

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bundle::Contents;
+use crate::bundle::environment::named;
 use crate::bundle::header::{CellHeader, DataHeader, ProtocolHeader, ProtocolKind, RunHeader};
 use crate::cache::strategy::Strategy;
 use crate::eval::records::{CellStatus, ItemRecord, TrafficRecord};
@@ -202,7 +203,8 @@ impl Report {
                 .path
                 .file_name()
                 .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
-            command: command_line(&contents.environment.command),
+            // Older bundles have the program's path.
+            command: named(contents.environment.command.iter().cloned()).join(" "),
             is_finished: contents.is_finished,
             n_failed: contents
                 .cells
@@ -219,16 +221,6 @@ impl Report {
     pub fn misses_a_bar(&self) -> bool {
         self.bars.iter().any(BarRow::is_missed)
     }
-}
-
-fn command_line(arguments: &[String]) -> String {
-    let mut words = arguments.to_vec();
-    if let Some(program) = words.first_mut() {
-        *program = std::path::Path::new(program.as_str())
-            .file_name()
-            .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    }
-    words.join(" ")
 }
 
 /// The bundle, indexed.
