@@ -105,6 +105,41 @@ fn a_stream_has_no_point_at_which_heads_could_share() {
 }
 
 #[test]
+fn a_budget_for_decoding_needs_a_point_and_rows_that_may_leave_after_it() {
+    let strategy = format!("{ONCE}continuation = \"strategy\"\n");
+    let exact = format!("{ONCE}continuation = \"exact\"\n");
+    for retain in [
+        "{ method = \"knorm\", tokens = 64, decoding_tokens = 8 }",
+        "{ method = \"window\", kept_fraction = 0.5, decoding_kept_fraction = 0.5 }",
+        "{ method = \"gate\", file = \"random\", kept_fraction = 0.5, decoding_tokens = 0 }",
+    ] {
+        held(&strategy, retain, 4096).unwrap();
+        has(
+            held(&exact, retain, 4096),
+            &[
+                "t.toml:11:1: retain: ",
+                "`decoding_…` budgets rows that come after the compression point, and with continuation = \"exact\" these all stay",
+                "write continuation = \"strategy\", or leave `decoding_…` out",
+            ],
+        );
+        has(
+            held(STREAM, retain, 4096),
+            &[
+                "it has a budget for what comes after a compression point (`decoding_…`), and `stream` has no compression point",
+            ],
+        );
+    }
+    let nonsense = "{ method = \"knorm\", tokens = 64, decoding_kept_fraction = 1.5 }";
+    has(
+        plan(&strategy, nonsense).map(|_| ()),
+        &["decoding_kept_fraction", "1.5"],
+    );
+    // What is scored by a whole context has no scores for later rows.
+    let unknown = "{ method = \"snapkv\", tokens = 64, decoding_tokens = 8 }";
+    has(plan(&strategy, unknown).map(|_| ()), &["decoding_tokens"]);
+}
+
+#[test]
 fn bytes_below_the_protected_rows_are_refused_with_what_they_take() {
     let model = TinyModel::new(&TinyConfig::default());
     let geometry = geometry(model.spec(), 512);

@@ -5,7 +5,8 @@
 
 use std::ops::Range;
 
-use super::formats::{Format, Mask};
+use super::coded::{Coded, by_range, cover_sinks};
+use super::formats::Mask;
 use super::places::{Places, ReadBuffers, Reader};
 use super::predict::{Carry, Walk};
 use super::scratch::Pool;
@@ -70,26 +71,6 @@ pub struct Appender<'a> {
 
 /// Levels of K and of V by position, ascending.
 pub type HeadLevels = Vec<(u32, [u8; 2])>;
-
-/// Encoded rows of one side of one head on their way into a table.
-#[derive(Default)]
-struct Coded {
-    /// By range: which rows, and their bytes.
-    parts: Vec<(u32, Mask, usize)>,
-    bytes: Vec<u8>,
-}
-
-impl Coded {
-    /// Takes in rows at ascending positions of one range.
-    fn push(&mut self, positions: &[u32], bytes: &[u8]) {
-        let range = positions[0] / RANGE as u32;
-        let rows = positions
-            .iter()
-            .fold(0, |m: Mask, &p| m | 1 << (p as usize % RANGE));
-        self.parts.push((range, rows, bytes.len()));
-        self.bytes.extend_from_slice(bytes);
-    }
-}
 
 /// Rows read back from the exact table of one side: positions, and rows back to back.
 type ExactRows = (Vec<u32>, Vec<f32>);
@@ -380,8 +361,32 @@ impl Appender<'_> {
                 let at = (start - first) as usize * d..(range.end - first) as usize * d;
                 Ok(((start..range.end).collect(), new[h].side(side)[at].to_vec()))
             }
-            _ => self.read_exact(head, side, reader, start..range.end),
+            _ => {
+                let rows = self.read_exact(head, side, reader, start..range.end)?;
+                Ok(self.still_there((head, rules), rows))
+            }
         }
+    }
+
+    /// Without the rows that left in steps before the one that codes their page: a chunk holds both steps.
+    fn still_there(
+        &self,
+        (head, rules): (&HeadState, &Rules),
+        (positions, rows): ExactRows,
+    ) -> ExactRows {
+        let left = |p: &u32| {
+            let dies = head.dying.get(p);
+            dies.is_some_and(|&dies| dies < rules.page_coded_at(*p))
+        };
+        if rules.page == 1 || !positions.iter().any(left) {
+            return (positions, rows);
+        }
+        let all = positions
+            .iter()
+            .zip(rows.chunks_exact(self.geometry.head_dim));
+        let kept = all.filter(|(p, _)| !left(p));
+        let (positions, rows): (Vec<u32>, Vec<&[f32]>) = kept.unzip();
+        (positions, rows.concat())
     }
 
     /// Takes predictions off, `[position][kv_head · head_dim]`, projects and encodes.
@@ -470,30 +475,5 @@ impl Appender<'_> {
             format.decode(Mask::MAX >> (RANGE - n), bytes, &mut out[first * d..]);
         }
         Ok((positions, out))
-    }
-}
-
-/// Encodes rows of a row-wise format, in parts by range.
-fn by_range(format: &Format, positions: &[u32], rows: &[f32]) -> Coded {
-    let mut coded = Coded::default();
-    let mut at = 0;
-    for part in positions.chunk_by(|a, b| a / RANGE as u32 == b / RANGE as u32) {
-        let n = part.len() * format.dim;
-        coded.push(part, &format.encode(&rows[at..at + n]));
-        at += n;
-    }
-    coded
-}
-
-/// Puts the page's first other row in the place of sinks, which nobody reads from here: their large values must not
-/// widen the page's scales.
-fn cover_sinks(positions: &[u32], n_sinks: u32, dim: usize, rows: &mut [f32]) {
-    let n = positions.partition_point(|&p| p < n_sinks);
-    if n == positions.len() {
-        return;
-    }
-    let (sinks, others) = rows.split_at_mut(n * dim);
-    for sink in sinks.chunks_exact_mut(dim) {
-        sink.copy_from_slice(&others[..dim]);
     }
 }

@@ -5,7 +5,7 @@
 use super::RANGE;
 use super::append::{Appender, NewRows};
 use super::sequence::{HeadState, Phase};
-use super::stage::{LiveRows, Moment, NewRow, Retention, Threshold};
+use super::stage::{LeftAtPoint, LiveRows, Moment, NewRow, Retention, Threshold};
 
 impl Appender<'_> {
     /// Lets retention score the new rows and, while decoding, evict after each position in order.
@@ -85,7 +85,11 @@ impl Appender<'_> {
                 scores: &live,
                 n_seen: position + 1,
                 n_reached: position + 1 - start,
-                compressed: head.compressed,
+                compressed: head.compressed.map(|(kept, of)| LeftAtPoint {
+                    kept,
+                    of,
+                    since: position + 1 - self.rules[0].not_before.min(position + 1),
+                }),
                 moment: Moment::Step,
             };
             for i in retain.evict(rows).into_iter().rev() {

@@ -16,6 +16,7 @@ mod attention;
 mod budget;
 mod builder;
 mod chain;
+mod coded;
 mod commit;
 pub mod encode;
 mod formats;

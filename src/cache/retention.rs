@@ -43,10 +43,21 @@ pub struct LiveRows<'a> {
     pub n_seen: u32,
     /// Of them, those that the layer's sliding window still reaches; all without a window.
     pub n_reached: u32,
-    /// Rows of the head that the compression point left, of how many positions reached; `None` before it.
-    pub compressed: Option<(u32, u32)>,
+    /// What the compression point left of the head; `None` before it.
+    pub compressed: Option<LeftAtPoint>,
     /// When this is asked.
     pub moment: Moment,
+}
+
+/// What a compression point left of a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeftAtPoint {
+    /// Rows that it left.
+    pub kept: u32,
+    /// Of how many positions that the head reached.
+    pub of: u32,
+    /// Positions that came since.
+    pub since: u32,
 }
 
 /// What a stage asks to be shown of a context before its compression point.
@@ -208,6 +219,10 @@ pub trait Retention: Send + Sync {
     fn needs_point(&self) -> Option<&'static str> {
         let scores = self.needs().context.any();
         scores.then_some("it scores rows by a whole context")
+    }
+    /// Whether it has a budget of its own for what comes after a compression point.
+    fn budgets_decoding(&self) -> bool {
+        false
     }
     /// Why a context of `n_tokens` would stay whole, or its budget be broken, if that is so.
     fn nothing_to_choose(&self, n_tokens: u32) -> Option<String> {

@@ -14,8 +14,8 @@ use super::Geometry;
 pub use super::params::{Domain, ParamDef, Params, Value};
 use super::project::aqua::Prediction;
 pub use super::retention::{
-    Choice, ContextLayer, ContextNeeds, Costs, LiveRows, Moment, NewRow, Repetition, Retention,
-    SeenLayer, Shortage, Threshold,
+    Choice, ContextLayer, ContextNeeds, Costs, LeftAtPoint, LiveRows, Moment, NewRow, Repetition,
+    Retention, SeenLayer, Shortage, Threshold,
 };
 use super::sparse::Reading;
 pub use super::stored::{Stored, Work};

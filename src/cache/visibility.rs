@@ -83,8 +83,13 @@ impl Rules {
         if self.page == 1 {
             return Some(position.saturating_add(self.tail));
         }
+        Some(self.page_coded_at(position)).filter(|&p| p < FOREVER)
+    }
+
+    /// The length of the sequence at the end of the step that codes the row's page; [`FOREVER`]: none does yet.
+    pub fn page_coded_at(&self, position: u32) -> u32 {
         let page_end = (position / self.page + 1) * self.page;
-        Some(page_end.saturating_add(self.tail).max(self.not_before)).filter(|&p| p < FOREVER)
+        page_end.saturating_add(self.tail).max(self.not_before)
     }
 
     /// Rows below this position are coded at the end of a step after which the sequence has `len` positions, unless they

@@ -45,6 +45,12 @@ impl Plan {
                 let what = format!("{why}, and `stream` has no compression point");
                 refuse(what, "use kind = \"compress-once\" in [protocol]");
             }
+            if retain.budgets_decoding() && protocol.continuation() == Continuation::Exact {
+                refuse(
+                    "`decoding_…` budgets rows that come after the compression point, and with continuation = \"exact\" these all stay".to_owned(),
+                    "write continuation = \"strategy\", or leave `decoding_…` out",
+                );
+            }
             let longer = match protocol {
                 Protocol::Stream { .. } => "window",
                 _ => "context",

@@ -82,6 +82,10 @@ impl Retention for ScoringWatch {
         self.inner.needs_point()
     }
 
+    fn budgets_decoding(&self) -> bool {
+        self.inner.budgets_decoding()
+    }
+
     fn compares_windows(&self) -> bool {
         self.inner.compares_windows()
     }

@@ -5,6 +5,7 @@
 mod budget;
 mod bytes;
 mod compose;
+mod decoding;
 mod delayed;
 mod joint;
 mod misuse;

@@ -64,7 +64,7 @@ pub fn show(
 }
 
 /// A cache after a context of `n` tokens and its compression point.
-fn compressed(
+pub fn compressed(
     strategy: &Strategy,
     (g, s): (&Geometry, &Script),
     (n, chunks): (usize, &[usize]),

@@ -7,6 +7,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::super::stage::{Domain, Kind, LiveRows, ParamDef, Params, StageError};
+use super::growth::Growth;
 use super::positions;
 
 /// A count of positions.
@@ -346,6 +347,8 @@ pub struct Rule {
     pub protect: Protect,
     /// Where segments begin, ascending, the first one's 0 left out.
     pub segments: Vec<u32>,
+    /// Another budget for what comes after a compression point.
+    pub growth: Option<Growth>,
 }
 
 impl Rule {
@@ -398,6 +401,7 @@ impl Rule {
             allocate,
             protect,
             segments,
+            growth: Growth::read(params).map_err(&refused)?,
         })
     }
 

@@ -22,6 +22,7 @@ use super::budget::{
     ALLOCATE_GLOBAL, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, RECENT_64, SAFEGUARD, SEGMENTS,
     SINKS, TOKENS, WHITELIST,
 };
+use super::growth::{DECODING_KEPT_FRACTION, DECODING_TOKENS};
 use super::selection::{Score, Selection};
 use crate::compute::cpu::vector::dot_rows;
 pub use weights::{EXTRAS, Weights};
@@ -55,6 +56,8 @@ pub const DEF: StageDef = StageDef {
         KEPT_FRACTION,
         BYTES,
         BYTES_PER_TOKEN,
+        DECODING_TOKENS,
+        DECODING_KEPT_FRACTION,
         ALLOCATE_GLOBAL,
         SAFEGUARD,
         BETA,

@@ -7,6 +7,7 @@ mod attention;
 pub mod budget;
 pub mod expected_attention;
 pub mod gate;
+pub mod growth;
 pub mod joint;
 pub mod keydiff;
 pub mod knorm;

@@ -7,6 +7,7 @@ use super::budget::{
     ALLOCATE, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, RECENT, SAFEGUARD, SEGMENTS, SINKS,
     TOKENS, WHITELIST,
 };
+use super::growth::{DECODING_KEPT_FRACTION, DECODING_TOKENS};
 use super::selection::{Score, Selection};
 
 /// The registry entry.
@@ -20,6 +21,8 @@ pub const DEF: StageDef = StageDef {
         KEPT_FRACTION,
         BYTES,
         BYTES_PER_TOKEN,
+        DECODING_TOKENS,
+        DECODING_KEPT_FRACTION,
         ALLOCATE,
         SAFEGUARD,
         BETA,

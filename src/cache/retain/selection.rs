@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 use super::super::Needs;
 use super::super::stage::{
-    Choice, ContextLayer, Costs, LiveRows, NewRow, Params, Retention, Shortage, Stage, StageError,
-    Threshold,
+    Choice, ContextLayer, Costs, LeftAtPoint, LiveRows, NewRow, Params, Retention, Shortage, Stage,
+    StageError, Threshold,
 };
 use super::budget::{Allocate, Budget, Rule, part};
 
@@ -95,6 +95,9 @@ impl<S: Score> Retention for Selection<S> {
         if self.budget_bytes(0).is_some() {
             return Some("its budget is in bytes, which all heads share");
         }
+        if self.budgets_decoding() {
+            return Some("it has a budget for what comes after a compression point (`decoding_…`)");
+        }
         if !self.rule.segments.is_empty() {
             return Some("segments share its budget (`segments`)");
         }
@@ -123,6 +126,10 @@ impl<S: Score> Retention for Selection<S> {
             }),
             _ => None,
         }
+    }
+
+    fn budgets_decoding(&self) -> bool {
+        self.rule.growth.is_some()
     }
 
     fn compares_windows(&self) -> bool {
@@ -163,8 +170,10 @@ impl<S: Score> Retention for Selection<S> {
 
     fn threshold(&self) -> Option<Threshold> {
         match (self.rule.budget, self.rule.protect.recent) {
-            // Without newest rows one must be spared wherever all score too little: rows compete.
-            (Budget::Threshold(least), recent @ 1..) => Some(Threshold { least, recent }),
+            // Without newest rows one must be spared wherever all score too little: rows compete, as under a budget for decoding.
+            (Budget::Threshold(least), recent @ 1..) if !self.budgets_decoding() => {
+                Some(Threshold { least, recent })
+            }
             _ => None,
         }
     }
@@ -183,33 +192,45 @@ impl Rule {
     /// Rows that leave a head in a decode step.
     fn evict(&self, live: LiveRows<'_>) -> Vec<usize> {
         let n_live = live.positions.len();
-        if let Budget::Threshold(least) = self.budget {
+        let competes = self.growth.is_some() && live.compressed.is_some();
+        if let (Budget::Threshold(least), false) = (self.budget, competes) {
             let low = |&i: &usize| live.scores[i] < least;
             let mut gone: Vec<usize> = self.protect.candidates(live).filter(low).collect();
             spare_one(&mut gone, live);
             return gone;
         }
-        let budget = match (live.compressed, self.budget) {
-            (Some((kept, of)), _) if kept < of && self.allocate == Allocate::Heads => 1.0,
-            (Some((kept, of)), Budget::KeptFraction(_) | Budget::BytesPerToken(_)) => {
-                part(f64::from(kept) / f64::from(of.max(1)), live.n_reached)
-            }
-            (Some((kept, _)), Budget::Bytes(_)) => f64::from(kept.max(1)),
-            // A head that a shared budget left all its rows has them as its share; one of a context that was no longer than
-            // the budget has not met it yet.
-            (Some((kept, of)), Budget::Tokens(tokens))
-                if (kept < of || of > tokens) && self.allocate != Allocate::Uniform =>
-            {
-                f64::from(kept.max(1))
-            }
-            _ => self.budget.rows(live.n_reached),
-        };
-        let excess = n_live.saturating_sub(budget as usize);
+        let excess = n_live.saturating_sub(self.rows(live) as usize);
         let candidates: Vec<usize> = match excess {
             0 => Vec::new(),
             _ => self.protect.candidates(live).collect(),
         };
         lowest(live.scores, candidates, excess)
+    }
+
+    /// Rows of a head that may live after a decode step.
+    fn rows(&self, live: LiveRows<'_>) -> f64 {
+        let Some(left) = live.compressed else {
+            return self.budget.rows(live.n_reached);
+        };
+        if let Some(growth) = self.growth {
+            return f64::from(growth.rows(left, live.n_reached));
+        }
+        let LeftAtPoint { kept, of, .. } = left;
+        match self.budget {
+            _ if kept < of && self.allocate == Allocate::Heads => 1.0,
+            Budget::KeptFraction(_) | Budget::BytesPerToken(_) => {
+                part(f64::from(kept) / f64::from(of.max(1)), live.n_reached)
+            }
+            Budget::Bytes(_) => f64::from(kept.max(1)),
+            // A head that a shared budget left all its rows has them as its share; one of a context that was no longer than
+            // the budget has not met it yet.
+            Budget::Tokens(tokens)
+                if (kept < of || of > tokens) && self.allocate != Allocate::Uniform =>
+            {
+                f64::from(kept.max(1))
+            }
+            _ => self.budget.rows(live.n_reached),
+        }
     }
 
     /// The largest part of all rows, in steps of one row in `n`, that takes no more than `bytes`.

@@ -20,6 +20,7 @@ use super::super::stage::{
     StageError, Tolerance, never,
 };
 use super::budget::{KEPT_FRACTION, part};
+use super::growth::{DECODING_KEPT_FRACTION, DECODING_TOKENS, Growth};
 use super::positions;
 
 /// The registry entry.
@@ -51,6 +52,8 @@ pub const DEF: StageDef = StageDef {
             default: Some("4"),
             doc: "first positions whose rows live",
         },
+        DECODING_TOKENS,
+        DECODING_KEPT_FRACTION,
     ],
     calibrated: never,
     examples: &[
@@ -84,7 +87,12 @@ fn build(params: &Params, _: &BuildContext<'_>) -> Result<Stage, StageError> {
             "`recent` and `sinks` are both 0: at least one row must live",
         ));
     }
-    Ok(Stage::Retain(Arc::new(Window { newest, sinks })))
+    let growth = Growth::read(params).map_err(|problem| refused(&problem))?;
+    Ok(Stage::Retain(Arc::new(Window {
+        newest,
+        sinks,
+        growth,
+    })))
 }
 
 /// How many of the newest positions live.
@@ -103,6 +111,8 @@ pub struct Window {
     pub newest: Newest,
     /// First positions whose rows live.
     pub sinks: u32,
+    /// Another budget for what comes after a compression point.
+    pub growth: Option<Growth>,
 }
 
 impl Retention for Window {
@@ -113,6 +123,15 @@ impl Retention for Window {
     fn score(&self, row: NewRow<'_>) -> f32 {
         // Newer is kept longer; no decision reads it.
         row.position as f32
+    }
+
+    fn budgets_decoding(&self) -> bool {
+        self.growth.is_some()
+    }
+
+    fn needs_point(&self) -> Option<&'static str> {
+        let after = "it has a budget for what comes after a compression point (`decoding_…`)";
+        self.growth.map(|_| after)
     }
 
     fn nothing_to_choose(&self, n_tokens: u32) -> Option<String> {
@@ -130,9 +149,14 @@ impl Retention for Window {
     }
 
     fn evict(&self, live: LiveRows<'_>) -> Vec<usize> {
-        let recent = match self.newest {
-            Newest::Rows(n) => n,
-            Newest::KeptFraction(f) => {
+        let grown = |left| {
+            self.growth
+                .map(|growth: Growth| growth.rows(left, live.n_reached))
+        };
+        let recent = match (live.compressed.and_then(grown), self.newest) {
+            (Some(rows), _) => rows.saturating_sub(self.sinks),
+            (None, Newest::Rows(n)) => n,
+            (None, Newest::KeptFraction(f)) => {
                 let least = u32::from(self.sinks == 0);
                 (part(f, live.n_seen) as u32)
                     .saturating_sub(self.sinks)

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use crate::cache::retain::budget::{Allocate, Budget, Protect, Rule};
 use crate::cache::retain::knorm::Knorm;
 use crate::cache::retain::selection::Selection;
-use crate::cache::stage::{LiveRows, Moment, Retention};
+use crate::cache::stage::{LeftAtPoint, LiveRows, Moment, Retention};
 
 /// `[layer][kv_head][token]`.
 pub(super) type Scores = Vec<Vec<Vec<f32>>>;
@@ -21,6 +21,7 @@ pub(super) fn rule(budget: Budget, allocate: Allocate) -> Rule {
         allocate,
         protect: Protect::default(),
         segments: Vec::new(),
+        growth: None,
     }
 }
 
@@ -78,16 +79,18 @@ pub(super) fn step(
     rule: &Rule,
     positions: &[u32],
     score: impl Fn(u32) -> f32,
-    compressed: (u32, u32),
+    (kept, of): (u32, u32),
 ) -> Vec<u32> {
     let scores: Vec<f32> = positions.iter().map(|&p| score(p)).collect();
     let n_seen = positions.last().map_or(0, |p| p + 1);
+    let since = n_seen.saturating_sub(of);
+    let left = LeftAtPoint { kept, of, since };
     let gone = stage(rule).evict(LiveRows {
         positions,
         scores: &scores,
         n_seen,
         n_reached: n_seen,
-        compressed: Some(compressed),
+        compressed: Some(left),
         moment: Moment::Step,
     });
     without(positions, &gone)
@@ -489,12 +492,9 @@ proptest! {
         let layer = |l: usize| (0..n_heads).map(|h| head(l, h)).collect();
         let scores: Scores = (0..n_layers).map(layer).collect();
         let reached: Vec<u32> = windows[..n_layers].iter().map(|w| (*w).min(n as u32)).collect();
-        let rule = Rule {
-            budget,
-            allocate,
-            protect: Protect { sinks, recent, whitelist: vec![listed..listed + 2, 30..31] },
-            segments: segments.into_iter().collect(),
-        };
+        let mut rule = rule(budget, allocate);
+        rule.protect = Protect { sinks, recent, whitelist: vec![listed..listed + 2, 30..31] };
+        rule.segments = segments.into_iter().collect();
         prop_assert_eq!(left(&rule, &scores, &reached), plain(&rule, &scores, &reached));
     }
 }
