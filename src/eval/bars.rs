@@ -45,6 +45,8 @@ pub enum Metric {
     BytesVsF16,
     /// Stored bytes over those of a cache at one byte per value.
     BytesVsFp8,
+    /// Time that a timed step waits for rows out of a tier, milliseconds.
+    StallMsPerToken,
 }
 
 /// Every metric with its name.
@@ -64,6 +66,7 @@ pub const METRICS: &[(&str, Metric)] = &[
     ("bytes_per_token", Metric::BytesPerToken),
     ("bytes_vs_f16", Metric::BytesVsF16),
     ("bytes_vs_fp8", Metric::BytesVsFp8),
+    ("stall_ms_per_token", Metric::StallMsPerToken),
 ];
 
 impl fmt::Display for Metric {

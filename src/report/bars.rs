@@ -14,6 +14,7 @@ use crate::eval::stats::Estimate;
 use super::format::{grouped, significant};
 use super::measures::Memory;
 use super::rows::{Group, Row, Scores};
+use super::traffic::stall_ms;
 
 /// A bar in one place.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -139,7 +140,7 @@ fn covers_its_domain(group: &Group, groups: &[Group]) -> bool {
     }
 }
 
-/// A metric of a row. Sizes, and quantiles over tokens, have no interval over items.
+/// A metric of a row. Sizes, and quantiles over tokens, have no interval over items; n of a time counts steps.
 fn measure(metric: Metric, scores: &Scores) -> Option<Measured> {
     let quality = &scores.quality;
     let estimate = |e: &Estimate| Some(Measured::from_estimate(e, scores.n_scored));
@@ -168,6 +169,17 @@ fn measure(metric: Metric, scores: &Scores) -> Option<Measured> {
         Metric::BytesPerToken => size(Memory::bytes_per_token),
         Metric::BytesVsF16 => size(Memory::bytes_vs_f16),
         Metric::BytesVsFp8 => size(Memory::bytes_vs_fp8),
+        Metric::StallMsPerToken => {
+            let record = scores.traffic.as_ref()?;
+            let n = record.timed.n_steps as usize;
+            let value = stall_ms(record)?;
+            Some(Measured {
+                value,
+                interval: None,
+                n,
+                n_tokens: n,
+            })
+        }
     }
 }
 

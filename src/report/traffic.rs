@@ -41,6 +41,11 @@ fn add(a: Traffic, b: Traffic) -> Traffic {
 /// A number of a row; `None` where there is none.
 type Measure = fn(&TrafficRecord) -> Option<f64>;
 
+/// Mean milliseconds that a timed step waits for rows; `None` where no step was timed.
+pub fn stall_ms(traffic: &TrafficRecord) -> Option<f64> {
+    share(traffic.timed.stall_ns, traffic.timed.n_steps).map(|ns| ns / 1e6)
+}
+
 fn share(part: u64, of: u64) -> Option<f64> {
     (of > 0).then(|| part as f64 / of as f64)
 }
@@ -101,12 +106,7 @@ static MEASURES: &[(&str, &str, Measure, f64)] = &[
         |t| share(t.timed.moved_bytes, t.timed.n_steps),
         1e-3,
     ),
-    (
-        "stall_ms_per_token",
-        "stall ms/token",
-        |t| share(t.timed.stall_ns, t.timed.n_steps).map(|ns| ns / 1e6),
-        1.0,
-    ),
+    ("stall_ms_per_token", "stall ms/token", stall_ms, 1.0),
 ];
 
 const INTRO: &str = "What a decoded token reads, and what comes out of a tier for it. read: bytes of the rows, scales and \

@@ -1,6 +1,8 @@
 //! Bars that are multiples of another strategy's value.
 
 use super::*;
+use crate::cache::Traffic;
+use crate::eval::records::TrafficRecord;
 use crate::report::bars::{cells, rows};
 
 #[test]
@@ -39,4 +41,41 @@ fn a_multiple_is_of_the_same_groups_row() {
         none.words(),
         "no verdict: kld of both it and broken is not measured here"
     );
+}
+
+/// Two strategies of the essays wait 3 and 1 ms a step, over 4 and 8 steps; the third text's row was not timed.
+#[test]
+fn a_wait_is_held_against_another_ones_and_counts_steps() {
+    let waits = |n_steps, ms| TrafficRecord {
+        timed: Traffic {
+            n_steps,
+            stall_ns: n_steps * ms * 1_000_000,
+            ..Traffic::default()
+        },
+        ..TrafficRecord::default()
+    };
+    let mut items = all_items();
+    for record in items.iter_mut().flatten() {
+        record.traffic = Some(waits(0, 0));
+    }
+    items[0][1].traffic = Some(waits(4, 3));
+    items[0][2].traffic = Some(waits(8, 1));
+    let dir = tempfile::tempdir().unwrap();
+    let report = write(bundle(dir.path(), &items, &ends()).path()).unwrap();
+    let bar = |times: Option<&str>, data: &str| Bar {
+        times: times.map(str::to_owned),
+        data: Some(data.into()),
+        ..super::bar("q4_0 tail 32", Metric::StallMsPerToken, Bound::AtMost(0.66))
+    };
+    let of = |bar: Bar| rows(&report.groups, &[bar]).remove(0);
+    let alone = of(bar(None, "essays"));
+    let measured = alone.measured.unwrap();
+    assert_eq!((measured.value, measured.n), (1.0, 8));
+    assert_eq!(alone.words(), "missed");
+    let less = of(bar(Some("q8_0"), "essays"));
+    close(less.measured.unwrap().value, 1.0 / 3.0);
+    assert_eq!(less.words(), "met");
+    let untimed = of(bar(Some("q8_0"), "sources"));
+    assert!(untimed.measured.is_none(), "{untimed:?}");
+    assert!(untimed.words().contains("stall_ms_per_token"));
 }
