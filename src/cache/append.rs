@@ -487,7 +487,7 @@ fn by_range(format: &Format, positions: &[u32], rows: &[f32]) -> Coded {
 
 /// Puts the page's first other row in the place of sinks, which nobody reads from here: their large values must not
 /// widen the page's scales.
-fn cover_sinks(positions: &[u32], n_sinks: u32, dim: usize, rows: &mut [f32]) {
+pub(super) fn cover_sinks(positions: &[u32], n_sinks: u32, dim: usize, rows: &mut [f32]) {
     let n = positions.partition_point(|&p| p < n_sinks);
     if n == positions.len() {
         return;

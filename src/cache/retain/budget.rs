@@ -139,6 +139,14 @@ pub const BETA: ParamDef = ParamDef {
     doc: "the mean budget over the last layer's (`pyramid`)",
 };
 
+/// `rebuild`, of stages that act while decoding.
+pub const REBUILD: ParamDef = ParamDef {
+    name: "rebuild",
+    domain: Domain::Fraction { min: 0.0, max: 1.0 },
+    default: None,
+    doc: "a page of rows coded together is coded anew, from its decoded rows, once no more than this part of its stored rows lives; never, if not given",
+};
+
 /// What every scored stage takes that has nothing to add.
 pub const COMMON: &[ParamDef] = &[
     TOKENS,
@@ -346,6 +354,8 @@ pub struct Rule {
     pub protect: Protect,
     /// Where segments begin, ascending, the first one's 0 left out.
     pub segments: Vec<u32>,
+    /// When pages are coded anew: see [`super::super::stage::Retention::rebuild`].
+    pub rebuild: Option<f64>,
 }
 
 impl Rule {
@@ -398,6 +408,7 @@ impl Rule {
             allocate,
             protect,
             segments,
+            rebuild: params.float("rebuild"),
         })
     }
 

@@ -19,8 +19,8 @@ use super::super::stage::{
     never,
 };
 use super::budget::{
-    ALLOCATE_GLOBAL, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, RECENT_64, SAFEGUARD, SEGMENTS,
-    SINKS, TOKENS, WHITELIST,
+    ALLOCATE_GLOBAL, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, REBUILD, RECENT_64, SAFEGUARD,
+    SEGMENTS, SINKS, TOKENS, WHITELIST,
 };
 use super::selection::{Score, Selection};
 use crate::compute::cpu::vector::dot_rows;
@@ -62,6 +62,7 @@ pub const DEF: StageDef = StageDef {
         RECENT_64,
         WHITELIST,
         SEGMENTS,
+        REBUILD,
     ],
     calibrated: never,
     examples: &[

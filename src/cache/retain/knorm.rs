@@ -12,7 +12,10 @@
 //! ```
 
 use super::super::stage::{Kind, NewRow, StageDef, Tolerance, never};
-use super::budget::COMMON;
+use super::budget::{
+    ALLOCATE, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, REBUILD, RECENT, SAFEGUARD, SEGMENTS,
+    SINKS, TOKENS, WHITELIST,
+};
 use super::selection::{Score, Selection};
 
 /// The registry entry.
@@ -21,11 +24,25 @@ pub const DEF: StageDef = StageDef {
     kind: Kind::Retain,
     doc: "rows with small key norms",
     paper: "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv 2406.11430",
-    params: COMMON,
+    params: &[
+        TOKENS,
+        KEPT_FRACTION,
+        BYTES,
+        BYTES_PER_TOKEN,
+        ALLOCATE,
+        SAFEGUARD,
+        BETA,
+        SINKS,
+        RECENT,
+        WHITELIST,
+        SEGMENTS,
+        REBUILD,
+    ],
     calibrated: never,
     examples: &[
         "{ method = \"knorm\", kept_fraction = 0.5 }",
         "{ method = \"knorm\", tokens = 64, recent = 32 }",
+        "{ method = \"knorm\", kept_fraction = 0.5, rebuild = 0.5 }",
     ],
     tolerance: Tolerance::Exact,
     build: |params, _| Selection::stage("knorm", params, 0, Knorm),

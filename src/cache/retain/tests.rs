@@ -136,6 +136,7 @@ fn knorm(budget: Budget, sinks: u32, recent: u32) -> Selection<Knorm> {
         allocate: Allocate::Uniform,
         protect,
         segments: Vec::new(),
+        rebuild: None,
     };
     Selection { score: Knorm, rule }
 }
@@ -167,6 +168,7 @@ fn window_follows_its_rule_after_every_step() {
         let stage = Window {
             newest: Newest::Rows(recent),
             sinks,
+            rebuild: None,
         };
         Head::decode(&stage, &noise(80), |head| {
             let want: Vec<u32> = (0..head.n_seen)

@@ -19,7 +19,7 @@ use super::super::stage::{
     BuildContext, Domain, Kind, LiveRows, NewRow, ParamDef, Params, Retention, Stage, StageDef,
     StageError, Tolerance, never,
 };
-use super::budget::{KEPT_FRACTION, part};
+use super::budget::{KEPT_FRACTION, REBUILD, part};
 use super::positions;
 
 /// The registry entry.
@@ -51,6 +51,7 @@ pub const DEF: StageDef = StageDef {
             default: Some("4"),
             doc: "first positions whose rows live",
         },
+        REBUILD,
     ],
     calibrated: never,
     examples: &[
@@ -84,7 +85,11 @@ fn build(params: &Params, _: &BuildContext<'_>) -> Result<Stage, StageError> {
             "`recent` and `sinks` are both 0: at least one row must live",
         ));
     }
-    Ok(Stage::Retain(Arc::new(Window { newest, sinks })))
+    Ok(Stage::Retain(Arc::new(Window {
+        newest,
+        sinks,
+        rebuild: params.float("rebuild"),
+    })))
 }
 
 /// How many of the newest positions live.
@@ -103,6 +108,8 @@ pub struct Window {
     pub newest: Newest,
     /// First positions whose rows live.
     pub sinks: u32,
+    /// When pages are coded anew.
+    pub rebuild: Option<f64>,
 }
 
 impl Retention for Window {
@@ -113,6 +120,10 @@ impl Retention for Window {
     fn score(&self, row: NewRow<'_>) -> f32 {
         // Newer is kept longer; no decision reads it.
         row.position as f32
+    }
+
+    fn rebuild(&self) -> Option<f64> {
+        self.rebuild
     }
 
     fn nothing_to_choose(&self, n_tokens: u32) -> Option<String> {

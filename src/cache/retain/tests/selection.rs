@@ -21,6 +21,7 @@ pub(super) fn rule(budget: Budget, allocate: Allocate) -> Rule {
         allocate,
         protect: Protect::default(),
         segments: Vec::new(),
+        rebuild: None,
     }
 }
 
@@ -490,10 +491,9 @@ proptest! {
         let scores: Scores = (0..n_layers).map(layer).collect();
         let reached: Vec<u32> = windows[..n_layers].iter().map(|w| (*w).min(n as u32)).collect();
         let rule = Rule {
-            budget,
-            allocate,
             protect: Protect { sinks, recent, whitelist: vec![listed..listed + 2, 30..31] },
             segments: segments.into_iter().collect(),
+            ..rule(budget, allocate)
         };
         prop_assert_eq!(left(&rule, &scores, &reached), plain(&rule, &scores, &reached));
     }
