@@ -361,6 +361,15 @@ fn a_fraction_is_one_and_a_list_of_positions_is_one() {
             "allocate",
         ),
         (
+            r#"{ method = "knorm", tokens = 9, rebuild = 0.0 }"#,
+            "must be a number greater than 0 and at most 1",
+        ),
+        (r#"{ method = "window", rebuild = 1.5 }"#, "rebuild"),
+        (
+            r#"{ method = "kvzip", tokens = 9, rebuild = 0.5 }"#,
+            "unknown parameter `rebuild`",
+        ),
+        (
             r#"{ method = "snapkv", tokens = 99, kernel = 4 }"#,
             "`kernel` is 4: it must be odd",
         ),

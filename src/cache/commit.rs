@@ -1,6 +1,6 @@
 //! The end of a step, and its undoing: rows that nobody may see any more leave, pages seal; a sequence goes back.
 //!
-//! Invariants: rows leave here alone; a truncated sequence is what it would be if it had never gone on.
+//! Invariants: rows leave here alone, and pages are coded anew where too few of their rows are left; a truncated sequence is what it would be if it had never gone on.
 
 use super::places::{Page, Places};
 use super::sequence::SequenceState;
@@ -23,6 +23,7 @@ pub fn commit_layer(
     let window_start = rules[0].window_start(next);
     let coded_end = state.layers[layer].coded_end;
     let mut earliest = state.earliest;
+    let rebuild = stages.rebuild();
     for (h, head) in state.layers[layer].heads.iter_mut().enumerate() {
         let evicted = !head.dying.is_empty();
         let dying = std::mem::take(&mut head.dying);
@@ -46,9 +47,14 @@ pub fn commit_layer(
                 if class != Class::Exact && !evicted && first >= window_start {
                     continue;
                 }
-                n_gone += table.remove(places, ladder, |p| {
+                let n = table.remove(places, ladder, |p| {
                     gone(p) || class == Class::Exact && aged(p)
                 })?;
+                if let (Class::Coded, Some(rule), 1..) = (class, &rebuild, n) {
+                    let rebuilt = table.rebuild(places, ladder, rule)?;
+                    places.rebuilt.add(&rebuilt, 1);
+                }
+                n_gone += n;
             }
             if n_gone > 0 && (evicted || window_start > 0) {
                 earliest = next;

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 
 use super::formats::Format;
-use super::pages::PageId;
+use super::pages::{PageId, tree_bytes};
 use super::pipeline::StagedCache;
 use super::places::{Page, PageBytes};
 use super::sequence::{HeadState, LayerState, SequenceState};
@@ -31,6 +31,10 @@ pub fn report(cache: &StagedCache, scratch_bytes: u64) -> MemoryReport {
     let mut report = sum.report;
     report.page_table_bytes +=
         cache.store.bookkeeping_bytes() + cache.tier.as_ref().map_or(0, |t| t.bookkeeping_bytes());
+    report.page_table_bytes += tree_bytes(&cache.rebuilt);
+    for rebuilt in cache.rebuilt.values() {
+        report.rebuilt.add(rebuilt, 1);
+    }
     report.table_bytes = cache.stages.table_bytes();
     report.projection_bytes = cache.stages.projection_bytes();
     report.backing_bytes = cache.tier.as_ref().map_or(0, |t| t.bytes());

@@ -34,6 +34,7 @@ mod point;
 mod predict;
 mod prices;
 pub mod project;
+mod rebuild;
 pub mod retain;
 pub mod retention;
 pub mod rope;
@@ -60,8 +61,8 @@ pub use prices::least_retained;
 pub use retention::{ContextNeeds, Repetition, SeenLayer};
 pub use stages::{Built, Materials};
 pub use types::{
-    Admission, Batch, Continuation, Geometry, LayerGeometry, MemoryReport, Rows, SeqId, Span,
-    Traffic, Trial,
+    Admission, Batch, Continuation, Geometry, LayerGeometry, MemoryReport, Rebuilt, Rows, SeqId,
+    Span, Traffic, Trial,
 };
 
 /// Positions per range of softmax partials, and per page.

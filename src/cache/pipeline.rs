@@ -21,7 +21,9 @@ use super::sequence::{HeadState, Phase, SequenceState};
 use super::sparse::{HeadReading, Sparse, Timer};
 use super::stages::{Materials, Stages};
 use super::strategy::Strategy;
-use super::types::{Admission, Batch, Continuation, Geometry, MemoryReport, Rows, SeqId, Trial};
+use super::types::{
+    Admission, Batch, Continuation, Geometry, MemoryReport, Rebuilt, Rows, SeqId, Trial,
+};
 use super::visibility::{FOREVER, Rules};
 use super::{CacheError, KvCache, Needs};
 
@@ -32,6 +34,8 @@ pub struct StagedCache {
     pub(super) store: Box<dyn PageStore>,
     pub(super) tier: Option<Tier>,
     pub(super) sequences: BTreeMap<SeqId, SequenceState>,
+    /// What was coded anew of those sequences of which anything was.
+    pub(super) rebuilt: BTreeMap<SeqId, Rebuilt>,
     /// What chooses what is read, if the strategy does.
     pub(super) sparse: Option<Box<Sparse>>,
     carries: Carries,
@@ -77,6 +81,7 @@ impl StagedCache {
             store,
             tier,
             sequences: BTreeMap::new(),
+            rebuilt: BTreeMap::new(),
             carries: Carries::default(),
             pool: Arc::default(),
             partials: Vec::new(),
@@ -117,8 +122,14 @@ impl StagedCache {
             tier: &mut self.tier,
             packer: self.stages.pack.as_deref(),
             keeper: keeper.map(|keeper| (keeper, seq)),
+            rebuilt: Rebuilt::default(),
         };
-        work(&self.stages, &self.geometry, state, &mut places)
+        let done = work(&self.stages, &self.geometry, state, &mut places);
+        let rebuilt = places.rebuilt;
+        if !rebuilt.is_nothing() {
+            self.rebuilt.entry(seq).or_default().add(&rebuilt, 1);
+        }
+        done
     }
 
     /// Access to the pages.
@@ -128,6 +139,7 @@ impl StagedCache {
             tier: &mut self.tier,
             packer: self.stages.pack.as_deref(),
             keeper: None,
+            rebuilt: Rebuilt::default(),
         }
     }
 
@@ -218,7 +230,11 @@ impl KvCache for StagedCache {
     }
 
     fn step_limit(&self, seq: SeqId, asked: usize) -> usize {
-        let asked = self.needs().max_chunk.unwrap_or(asked).min(asked).max(1);
+        // Rows leave while a sequence decodes: not before a context's compression point, nor in an exact continuation.
+        let may_lose = |s: &SequenceState| s.phase == Phase::Decoding && s.frozen_from.is_none();
+        let limited = self.sequences.get(&seq).is_none_or(may_lose);
+        let most = self.needs().max_chunk.filter(|_| limited);
+        let asked = most.unwrap_or(asked).min(asked).max(1);
         match &self.sparse {
             Some(sparse) if self.chooses(seq) => sparse.step_limit(asked),
             _ => self.budget_limit(seq, asked),
@@ -370,6 +386,9 @@ impl KvCache for StagedCache {
         }
         let copy = self.with_sequence(from, |_, _, state, places| Ok(state.fork(places)))?;
         self.sequences.insert(to, copy);
+        if let Some(&rebuilt) = self.rebuilt.get(&from) {
+            self.rebuilt.insert(to, rebuilt);
+        }
         if let Some(mut sparse) = self.sparse.take() {
             let layers = 0..self.geometry.layers.len();
             let records: Vec<usize> = layers.map(|l| self.record_bytes(l)).collect();
@@ -420,6 +439,7 @@ impl KvCache for StagedCache {
             Ok(())
         })?;
         self.sequences.remove(&seq);
+        self.rebuilt.remove(&seq);
         if let Some(mut sparse) = self.sparse.take() {
             sparse.release(seq, &mut self.places());
             self.sparse = Some(sparse);

@@ -8,7 +8,7 @@ use super::pages::{PageId, PageStore, Tier};
 use super::scratch::room;
 use super::sparse::Sparse;
 use super::stage::{Codec, Packer, Slot};
-use super::types::SeqId;
+use super::types::{Rebuilt, SeqId};
 use super::{CacheError, RANGE};
 
 /// Where a page's bytes are. Lengths are in bytes.
@@ -133,6 +133,8 @@ pub struct Places<'a> {
     pub packer: Option<&'a dyn Packer>,
     /// What keeps exact copies of a sequence's coded rows, if anything does.
     pub keeper: Option<(&'a mut Sparse, SeqId)>,
+    /// Pages that were coded anew through this.
+    pub rebuilt: Rebuilt,
 }
 
 /// Read access to the same.

@@ -215,6 +215,11 @@ pub trait Retention: Send + Sync {
         let _ = n_tokens;
         None
     }
+    /// A page of rows coded together is coded anew, from its decoded rows, once no more than this part of its stored rows
+    /// lives; `None`: never.
+    fn rebuild(&self) -> Option<f64> {
+        None
+    }
     /// Why a compression point alone can decide, if that is so.
     fn needs_point(&self) -> Option<&'static str> {
         let scores = self.needs().context.any();

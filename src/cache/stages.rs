@@ -11,6 +11,7 @@ use super::encode;
 use super::formats::{Format, Ladder};
 use super::predict::{Predictor, Shelf};
 use super::project::aqua;
+use super::rebuild::Rebuild;
 use super::sequence::SequenceState;
 use super::sparse::Reading;
 use super::stage::{
@@ -277,9 +278,29 @@ impl Stages {
 
     /// What the stages ask of the engine, together.
     pub fn needs(&self) -> Needs {
-        self.retain
-            .as_ref()
-            .map_or_else(Needs::default, |r| r.needs())
+        let needs = self.retain.as_ref().map(|r| r.needs());
+        let needs = needs.unwrap_or_default();
+        Needs {
+            // What the next query sees of a page depends on which rows left before it.
+            max_chunk: match self.rebuild() {
+                Some(_) => Some(1),
+                None => needs.max_chunk,
+            },
+            ..needs
+        }
+    }
+
+    /// When pages are coded anew; `None` too where no rows are coded together.
+    pub fn rebuild(&self) -> Option<Rebuild> {
+        let part = self.retain.as_ref()?.rebuild()?;
+        let codecs = self.formats.iter().flat_map(|layer| &layer.coded);
+        let mut codecs = codecs.flatten().flatten().map(|format| &format.codec);
+        codecs
+            .any(|codec| matches!(codec, Codec::Pages(_)))
+            .then_some(Rebuild {
+                part,
+                sinks: self.sinks,
+            })
     }
 
     /// Bytes of learned weights: of projections and of retention.

@@ -2,12 +2,14 @@
 //!
 //! Invariants: a page's bytes are those of its stored rows, in order; the bitmap is the only record of which rows live
 //! (one bit per position); an open page of row-wise rows grows and shrinks by granules of 16 rows. A row that leaves a
-//! page-wise page becomes a hole: still stored, no longer live, until no row of the page lives.
+//! page-wise page becomes a hole: still stored, no longer live, until no row of the page lives or it is coded anew.
 
 use super::formats::{Format, Ladder, Mask, pages};
 use super::pages::{PageId, PageStore};
 use super::places::{Packing, Page, PageBytes, Places, ReadBuffers};
+use super::rebuild::Rebuild;
 use super::stage::Codec;
+use super::types::Rebuilt;
 use super::{CacheError, RANGE};
 
 /// Rows by which an open page grows.
@@ -270,13 +272,45 @@ impl RowTable {
             bytes.extend(new.encode(unit));
             left = later;
         }
-        places.free(page.bytes);
-        let id = places.store.alloc(bytes.len());
-        places.store.write(id, 0, &bytes);
-        page.bytes = PageBytes::Raw(id);
-        page.sealed = false;
+        replace(page, places, &bytes);
         page.level += 1;
         Ok(())
+    }
+
+    /// Codes the rows that live anew wherever too few of those stored together do. Returns what that was.
+    pub fn rebuild(
+        &mut self,
+        places: &mut Places<'_>,
+        ladder: &Ladder,
+        rule: &Rebuild,
+    ) -> Result<Rebuilt, CacheError> {
+        let mut sum = Rebuilt::default();
+        for page in &mut self.pages {
+            let format = page.format(ladder);
+            let (live, stored) = (page.live(), page.stored());
+            let units = || pages(stored, format.codec.page_rows());
+            if live == stored || !units().any(|unit| rule.is_due(format, (unit, live))) {
+                continue;
+            }
+            let mut buffers = ReadBuffers::default();
+            let old = places.reader().bytes(page, format, &mut buffers)?;
+            let (mut at, mut bytes, mut still_stored) = (0, Vec::with_capacity(old.len()), 0);
+            for unit in units() {
+                let old = &old[at..at + format.bytes(unit)];
+                at += old.len();
+                if rule.is_due(format, (unit, live)) {
+                    let rows = (page.first(), unit, live);
+                    bytes.extend(rule.recoded(format, rows, old, &mut sum));
+                    still_stored |= unit & live;
+                } else {
+                    bytes.extend(old);
+                    still_stored |= unit;
+                }
+            }
+            replace(page, places, &bytes);
+            page.set(live, still_stored);
+        }
+        Ok(sum)
     }
 
     /// A copy that shares every page.
@@ -295,6 +329,15 @@ impl RowTable {
             places.free(page.bytes);
         }
     }
+}
+
+/// Puts other bytes in the place of a page's; who shares the page keeps the old ones.
+fn replace(page: &mut Page, places: &mut Places<'_>, bytes: &[u8]) {
+    places.free(page.bytes);
+    let id = places.store.alloc(bytes.len());
+    places.store.write(id, 0, bytes);
+    page.bytes = PageBytes::Raw(id);
+    page.sealed = false;
 }
 
 /// Allocated bytes for the stored rows of an open page.

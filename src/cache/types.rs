@@ -202,8 +202,42 @@ pub struct Traffic {
     pub stall_ns: u64,
 }
 
+/// Pages of rows coded together that were coded anew from their decoded rows, after others of their rows had left, and
+/// what that changed in the rows that live, in the channels in which they are coded; K and V together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rebuilt {
+    /// Pages; one that was coded anew twice counts twice.
+    pub n_pages: u64,
+    /// Σ (x − y)² over the numbers x that such a page's rows decoded to before and y after.
+    pub error_squares: f64,
+    /// Σ x².
+    pub squares: f64,
+}
+
+impl Rebuilt {
+    /// Whether no page was coded anew.
+    pub fn is_nothing(&self) -> bool {
+        self.n_pages == 0
+    }
+
+    /// Takes in what `n` others like `more` did.
+    pub fn add(&mut self, more: &Self, n: u64) {
+        self.n_pages += n * more.n_pages;
+        self.error_squares += n as f64 * more.error_squares;
+        self.squares += n as f64 * more.squares;
+    }
+
+    /// Root mean square of the changes over that of the rows, as a fraction; `None` where nothing was coded anew.
+    pub fn relative_error(&self) -> Option<f64> {
+        // Rows of zeros decode to zeros again.
+        let square = self.error_squares / self.squares.max(f64::MIN_POSITIVE);
+        (!self.is_nothing()).then(|| square.sqrt())
+    }
+}
+
 /// Bytes by part, summed from live buffers. All in bytes unless the name says otherwise.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemoryReport {
     /// Codes of compressed rows (packed pages: the packed bytes).
     pub payload_bytes: u64,
@@ -233,6 +267,9 @@ pub struct MemoryReport {
     pub rows_at_level: [u64; 4],
     /// Rows ever appended and not truncated, summed over layers and KV heads.
     pub rows_seen: u64,
+    /// Pages that were coded anew, over the sequences that live; a fork has those of what it was made of too.
+    #[serde(default, skip_serializing_if = "Rebuilt::is_nothing")]
+    pub rebuilt: Rebuilt,
 }
 
 impl MemoryReport {

@@ -84,6 +84,7 @@ fn add(total: &mut MemoryReport, one: &MemoryReport, n: u64) {
         *total += n * one;
     }
     total.rows_seen += n * one.rows_seen;
+    total.rebuilt.add(&one.rebuilt, n);
 }
 
 fn fill(

@@ -78,6 +78,10 @@ impl Retention for ScoringWatch {
         self.inner.threshold()
     }
 
+    fn rebuild(&self) -> Option<f64> {
+        self.inner.rebuild()
+    }
+
     fn needs_point(&self) -> Option<&'static str> {
         self.inner.needs_point()
     }

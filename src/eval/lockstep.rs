@@ -286,7 +286,7 @@ impl<'a> Lockstep<'a> {
     pub(super) fn compress(&self, runner: &mut Runner, seen: &Seen) -> Result<(), EvalError> {
         let start = self.clock.read();
         runner.cache.admit(SEQ, Admission::Context)?;
-        seen.tape.replay(&mut runner.cache, SEQ, runner.chunk)?;
+        seen.tape.replay(&mut runner.cache, SEQ, self.chunk)?;
         let needs = runner.cache.needs().context;
         if needs.any() {
             runner.cache.show(SEQ, &seen.layers())?;

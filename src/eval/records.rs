@@ -144,7 +144,7 @@ pub struct TextRecord {
 }
 
 /// Live bytes of a cache that holds exactly one sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryRecord {
     /// Tokens that the sequence has seen.

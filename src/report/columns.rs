@@ -8,7 +8,7 @@ use crate::cache::strategy::{StageSpec, Strategy};
 use crate::eval::stats::{Estimate, Judged};
 
 use super::accuracy::Accuracy;
-use super::format::{estimate, signed_estimate, significant};
+use super::format::{estimate, mean_count, signed_estimate, significant};
 use super::rows::{Group, Row, Scores};
 use super::texts::{Sides, Texts};
 
@@ -95,6 +95,19 @@ pub static COLUMNS: &[Column] = &[
         tex: "",
         rank: 3,
         text: |row, s| memory_with(s, |m| precision(&row.strategy, m)),
+    },
+    Column {
+        head: "pages rebuilt (error %)",
+        tex: "",
+        rank: 12,
+        text: |_, s| {
+            memory(s, |m| match m.rebuilt() {
+                Some((n, error)) => {
+                    format!("{} ({})", mean_count(n), significant(100.0 * error, 3))
+                }
+                None => String::new(),
+            })
+        },
     },
     Column {
         head: "n",

@@ -64,6 +64,7 @@ pub fn own(group: &Group) -> Vec<String> {
     out.extend(reference(group));
     out.extend(taken_at(group));
     out.extend(over_blocks(group));
+    out.extend(rebuilt(group));
     out
 }
 
@@ -234,6 +235,18 @@ fn over_blocks(group: &Group) -> Option<String> {
         .find(|over| *over != Over::Items);
     of_blocks.map(|_| {
         "One item: intervals and verdicts are over moving blocks of its tokens and hold for this text alone.".to_owned()
+    })
+}
+
+/// What pages are that were coded anew, where any were.
+fn rebuilt(group: &Group) -> Option<String> {
+    let mut scores = group.rows.iter().filter_map(|row| row.scores());
+    let any = scores.any(|s| s.memory.is_some_and(|m| m.rebuilt().is_some()));
+    any.then(|| {
+        "Pages rebuilt: pages of rows coded together, by KV head and side, that were coded anew from their decoded rows \
+         after others had left, per item until its end; error: root mean square of what that changed in the rows that \
+         lived, over that of the rows, beyond what coding them first had lost."
+            .to_owned()
     })
 }
 

@@ -46,9 +46,13 @@ pub fn results_json(report: &Report) -> String {
                 }));
             let values = measured.map(|(name, text)| (name, json_value(text)));
             let bars = bars_of(&at).map(|bars| ("bars", bars));
+            let rebuilt = scores.and_then(|s| s.memory?.rebuilt());
+            let rebuilt = rebuilt
+                .map(|(n, error)| [("pages_rebuilt", n.into()), ("rebuild_error", error.into())]);
             texts
                 .chain(values)
                 .chain(bars)
+                .chain(rebuilt.into_iter().flatten())
                 .map(|(name, value)| (name.to_owned(), value))
                 .collect()
         })

@@ -280,7 +280,7 @@ pub(super) fn plain(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> 
 }
 
 fn memory_text(group: &Group) -> Text {
-    let heads = [
+    let mut heads = vec![
         "strategy",
         "tokens",
         "payload",
@@ -299,11 +299,16 @@ fn memory_text(group: &Group) -> Text {
         "kept_fraction",
         "scratch bytes",
     ];
+    let memories = || group.rows.iter().filter_map(|row| row.scores()?.memory);
+    let any_rebuilt = memories().any(|m| m.rebuilt().is_some());
+    if any_rebuilt {
+        heads.extend(["pages rebuilt", "rebuild error %"]);
+    }
     let rows = group.rows.iter().filter_map(|row| {
         let memory = row.scores()?.memory?;
         let parts = &memory.parts;
         let per_token = |bytes: u64| significant(memory.per_token(bytes), 4);
-        Some(vec![
+        let mut cells = vec![
             row.label.clone(),
             mean_count(memory.mean_tokens()),
             per_token(parts.payload_bytes),
@@ -327,7 +332,14 @@ fn memory_text(group: &Group) -> Text {
                 .kept_fraction()
                 .map_or_else(String::new, |kept| format!("{kept:.3}")),
             grouped(parts.scratch_bytes),
-        ])
+        ];
+        if any_rebuilt {
+            let rebuilt = memory.rebuilt();
+            let (n, error) = rebuilt.unwrap_or_default();
+            cells.push(mean_count(n));
+            cells.push(rebuilt.map_or_else(String::new, |_| significant(100.0 * error, 3)));
+        }
+        Some(cells)
     });
     plain(&heads, rows)
 }

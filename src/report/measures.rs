@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bundle::header::GeometryHeader;
-use crate::cache::MemoryReport;
+use crate::cache::{MemoryReport, Rebuilt};
 use crate::eval::records::{ItemRecord, LatencyRecord, MemoryRecord, PerToken};
 use crate::eval::stats::{Estimate, Pair, Paired, quantile};
 
@@ -127,7 +127,7 @@ pub struct Memory {
     pub n_items: usize,
     /// Tokens in the caches, summed over items.
     pub n_tokens: usize,
-    /// Bytes by part, summed over items; scratch is the largest.
+    /// Bytes by part, summed over items; scratch is the largest. Pages that were coded anew: until the last record of each.
     pub parts: MemoryReport,
     /// Bytes of f16 caches of the same tokens.
     pub f16_bytes: u64,
@@ -148,8 +148,11 @@ impl Memory {
                 .filter_map(|r| r.memory.first().zip(r.memory.last()))
         };
         let mut out = Self::of(ends().map(|(first, _)| first), geometry)?;
+        // Pages are coded anew while a sequence decodes: after its compression point.
+        out.parts.rebuilt = Rebuilt::default();
         let (mut tokens, mut bytes, mut scalars) = (0.0, 0.0, 0.0);
         for (first, last) in ends() {
+            out.parts.rebuilt.add(&last.report.rebuilt, 1);
             let more = |f: &dyn Fn(&MemoryRecord) -> f64| f(last) - f(first);
             tokens += more(&|m| m.n_tokens as f64);
             bytes += more(&|m| m.report.stored_bytes() as f64);
@@ -228,6 +231,16 @@ impl Memory {
             .then(|| (self.parts.rows_live as f64 / self.parts.rows_seen as f64).min(1.0))
     }
 
+    /// Pages of an item that were coded anew, on average, and the root mean square of what that changed in their rows over
+    /// that of the rows; `None` where none was.
+    pub fn rebuilt(&self) -> Option<(f64, f64)> {
+        let error = self.parts.rebuilt.relative_error()?;
+        Some((
+            self.parts.rebuilt.n_pages as f64 / self.n_items as f64,
+            error,
+        ))
+    }
+
     /// Some bytes over all tokens.
     pub fn per_token(&self, n_bytes: u64) -> f64 {
         n_bytes as f64 / self.n_tokens as f64
@@ -249,6 +262,11 @@ fn sum(a: &MemoryReport, b: &MemoryReport) -> MemoryReport {
         rows_live: a.rows_live + b.rows_live,
         rows_at_level: std::array::from_fn(|i| a.rows_at_level[i] + b.rows_at_level[i]),
         rows_seen: a.rows_seen + b.rows_seen,
+        rebuilt: {
+            let mut both = a.rebuilt;
+            both.add(&b.rebuilt, 1);
+            both
+        },
     }
 }
 

@@ -15,6 +15,7 @@ mod answers;
 mod bars;
 mod drift;
 mod figure;
+mod rebuilt;
 
 fn open(dir: &Path) -> Bundle {
     let start = Start {

@@ -140,6 +140,14 @@ pub const BETA: ParamDef = ParamDef {
     doc: "the mean budget over the last layer's (`pyramid`)",
 };
 
+/// `rebuild`, of stages that act while decoding.
+pub const REBUILD: ParamDef = ParamDef {
+    name: "rebuild",
+    domain: Domain::Fraction { min: 0.0, max: 1.0 },
+    default: None,
+    doc: "a page of rows coded together is coded anew, from its decoded rows, once no more than this part of its stored rows lives; never, if not given",
+};
+
 /// What every scored stage takes that has nothing to add.
 pub const COMMON: &[ParamDef] = &[
     TOKENS,
@@ -349,6 +357,8 @@ pub struct Rule {
     pub segments: Vec<u32>,
     /// Another budget for what comes after a compression point.
     pub growth: Option<Growth>,
+    /// When pages are coded anew: see [`super::super::stage::Retention::rebuild`].
+    pub rebuild: Option<f64>,
 }
 
 impl Rule {
@@ -402,6 +412,7 @@ impl Rule {
             protect,
             segments,
             growth: Growth::read(params).map_err(&refused)?,
+            rebuild: params.float("rebuild"),
         })
     }
 

@@ -19,8 +19,8 @@ use super::super::stage::{
     never,
 };
 use super::budget::{
-    ALLOCATE_GLOBAL, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, RECENT_64, SAFEGUARD, SEGMENTS,
-    SINKS, TOKENS, WHITELIST,
+    ALLOCATE_GLOBAL, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, REBUILD, RECENT_64, SAFEGUARD,
+    SEGMENTS, SINKS, TOKENS, WHITELIST,
 };
 use super::growth::{DECODING_KEPT_FRACTION, DECODING_TOKENS};
 use super::selection::{Score, Selection};
@@ -65,6 +65,7 @@ pub const DEF: StageDef = StageDef {
         RECENT_64,
         WHITELIST,
         SEGMENTS,
+        REBUILD,
     ],
     calibrated: never,
     examples: &[

@@ -13,8 +13,8 @@
 
 use super::super::stage::{Kind, NewRow, StageDef, Tolerance, never};
 use super::budget::{
-    ALLOCATE, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, RECENT, SAFEGUARD, SEGMENTS, SINKS,
-    TOKENS, WHITELIST,
+    ALLOCATE, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, REBUILD, RECENT, SAFEGUARD, SEGMENTS,
+    SINKS, TOKENS, WHITELIST,
 };
 use super::growth::{DECODING_KEPT_FRACTION, DECODING_TOKENS};
 use super::selection::{Score, Selection};
@@ -39,12 +39,14 @@ pub const DEF: StageDef = StageDef {
         RECENT,
         WHITELIST,
         SEGMENTS,
+        REBUILD,
     ],
     calibrated: never,
     examples: &[
         "{ method = \"knorm\", kept_fraction = 0.5 }",
         "{ method = \"knorm\", tokens = 64, recent = 32 }",
         "{ method = \"knorm\", kept_fraction = 0.5, decoding_tokens = 8 }",
+        "{ method = \"knorm\", kept_fraction = 0.5, rebuild = 0.5 }",
     ],
     tolerance: Tolerance::Exact,
     build: |params, _| Selection::stage("knorm", params, 0, Knorm),

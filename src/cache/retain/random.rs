@@ -4,8 +4,8 @@
 
 use super::super::stage::{Domain, Kind, NewRow, ParamDef, StageDef, Tolerance, never};
 use super::budget::{
-    ALLOCATE, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, RECENT, SAFEGUARD, SEGMENTS, SINKS,
-    TOKENS, WHITELIST,
+    ALLOCATE, BETA, BYTES, BYTES_PER_TOKEN, KEPT_FRACTION, REBUILD, RECENT, SAFEGUARD, SEGMENTS,
+    SINKS, TOKENS, WHITELIST,
 };
 use super::growth::{DECODING_KEPT_FRACTION, DECODING_TOKENS};
 use super::selection::{Score, Selection};
@@ -30,6 +30,7 @@ pub const DEF: StageDef = StageDef {
         RECENT,
         WHITELIST,
         SEGMENTS,
+        REBUILD,
         ParamDef {
             name: "seed",
             domain: Domain::Int {

@@ -88,6 +88,10 @@ impl<S: Score> Retention for Selection<S> {
         self.rule.evict(live)
     }
 
+    fn rebuild(&self) -> Option<f64> {
+        self.rule.rebuild
+    }
+
     fn needs_point(&self) -> Option<&'static str> {
         if self.needs().context.any() {
             return Some("it scores rows by a whole context");

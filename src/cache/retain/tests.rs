@@ -138,6 +138,7 @@ fn knorm(budget: Budget, sinks: u32, recent: u32) -> Selection<Knorm> {
         protect,
         segments: Vec::new(),
         growth: None,
+        rebuild: None,
     };
     Selection { score: Knorm, rule }
 }
@@ -170,6 +171,7 @@ fn window_follows_its_rule_after_every_step() {
             newest: Newest::Rows(recent),
             sinks,
             growth: None,
+            rebuild: None,
         };
         Head::decode(&stage, &noise(80), |head| {
             let want: Vec<u32> = (0..head.n_seen)

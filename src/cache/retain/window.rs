@@ -19,7 +19,7 @@ use super::super::stage::{
     BuildContext, Domain, Kind, LiveRows, NewRow, ParamDef, Params, Retention, Stage, StageDef,
     StageError, Tolerance, never,
 };
-use super::budget::{KEPT_FRACTION, part};
+use super::budget::{KEPT_FRACTION, REBUILD, part};
 use super::growth::{DECODING_KEPT_FRACTION, DECODING_TOKENS, Growth};
 use super::positions;
 
@@ -54,6 +54,7 @@ pub const DEF: StageDef = StageDef {
         },
         DECODING_TOKENS,
         DECODING_KEPT_FRACTION,
+        REBUILD,
     ],
     calibrated: never,
     examples: &[
@@ -92,6 +93,7 @@ fn build(params: &Params, _: &BuildContext<'_>) -> Result<Stage, StageError> {
         newest,
         sinks,
         growth,
+        rebuild: params.float("rebuild"),
     })))
 }
 
@@ -113,6 +115,8 @@ pub struct Window {
     pub sinks: u32,
     /// Another budget for what comes after a compression point.
     pub growth: Option<Growth>,
+    /// When pages are coded anew.
+    pub rebuild: Option<f64>,
 }
 
 impl Retention for Window {
@@ -123,6 +127,10 @@ impl Retention for Window {
     fn score(&self, row: NewRow<'_>) -> f32 {
         // Newer is kept longer; no decision reads it.
         row.position as f32
+    }
+
+    fn rebuild(&self) -> Option<f64> {
+        self.rebuild
     }
 
     fn budgets_decoding(&self) -> bool {

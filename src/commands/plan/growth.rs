@@ -11,7 +11,7 @@ use anyhow::bail;
 
 use crate::cache::project::aqua;
 use crate::cache::strategy::Strategy;
-use crate::cache::{Admission, KvCache, MemoryReport, RANGE};
+use crate::cache::{Admission, KvCache, MemoryReport, RANGE, Rebuilt};
 use crate::commands::bytes;
 use crate::config::is_calibrated;
 use crate::model::shape::{CacheShape, LayerShape, Stored, stand_in};
@@ -327,5 +327,7 @@ fn zip(a: &MemoryReport, b: &MemoryReport, f: impl Fn(u64, u64) -> u64) -> Memor
         rows_live: f(a.rows_live, b.rows_live),
         rows_at_level,
         rows_seen: f(a.rows_seen, b.rows_seen),
+        // Of rows of noise it would say nothing.
+        rebuilt: Rebuilt::default(),
     }
 }

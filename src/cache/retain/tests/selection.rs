@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use crate::cache::retain::budget::{Allocate, Budget, Protect, Rule};
-use crate::cache::retain::knorm::Knorm;
-use crate::cache::retain::selection::Selection;
+use crate::cache::retain::{knorm::Knorm, selection::Selection};
 use crate::cache::stage::{LeftAtPoint, LiveRows, Moment, Retention};
 
 /// `[layer][kv_head][token]`.
@@ -22,6 +21,7 @@ pub(super) fn rule(budget: Budget, allocate: Allocate) -> Rule {
         protect: Protect::default(),
         segments: Vec::new(),
         growth: None,
+        rebuild: None,
     }
 }
 
