@@ -45,6 +45,8 @@ pub enum Metric {
     BytesVsF16,
     /// Stored bytes over those of a cache at one byte per value.
     BytesVsFp8,
+    /// Bytes in memory over those of an f16 cache, what lies in a tier left out.
+    ResidentVsF16,
     /// Time that a timed step waits for rows out of a tier, milliseconds.
     StallMsPerToken,
 }
@@ -66,6 +68,7 @@ pub const METRICS: &[(&str, Metric)] = &[
     ("bytes_per_token", Metric::BytesPerToken),
     ("bytes_vs_f16", Metric::BytesVsF16),
     ("bytes_vs_fp8", Metric::BytesVsFp8),
+    ("resident_vs_f16", Metric::ResidentVsF16),
     ("stall_ms_per_token", Metric::StallMsPerToken),
 ];
 

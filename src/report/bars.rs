@@ -169,6 +169,7 @@ fn measure(metric: Metric, scores: &Scores) -> Option<Measured> {
         Metric::BytesPerToken => size(Memory::bytes_per_token),
         Metric::BytesVsF16 => size(Memory::bytes_vs_f16),
         Metric::BytesVsFp8 => size(Memory::bytes_vs_fp8),
+        Metric::ResidentVsF16 => size(Memory::resident_vs_f16),
         Metric::StallMsPerToken => {
             let record = scores.traffic.as_ref()?;
             let n = record.timed.n_steps as usize;

@@ -93,7 +93,7 @@ fn lines(rows: &[Row]) -> Vec<Line> {
         }
         let (name, parameters) = apart(&row.label);
         let point = Point {
-            percent: 100.0 * memory.parts.resident_bytes() as f64 / memory.f16_bytes as f64,
+            percent: 100.0 * memory.resident_vs_f16(),
             kld: kld.value.max(LEAST_KLD),
             interval: kld.interval,
             parameters,

@@ -220,6 +220,11 @@ impl Memory {
         self.parts.stored_bytes() as f64 / self.f16_bytes as f64
     }
 
+    /// Bytes in memory, without those of a tier, over those of an f16 cache of the same tokens.
+    pub fn resident_vs_f16(&self) -> f64 {
+        self.parts.resident_bytes() as f64 / self.f16_bytes as f64
+    }
+
     /// Stored bytes over those of a cache of the same tokens at one byte per value.
     pub fn bytes_vs_fp8(&self) -> f64 {
         self.parts.stored_bytes() as f64 / self.n_scalars as f64

@@ -79,3 +79,27 @@ fn a_wait_is_held_against_another_ones_and_counts_steps() {
     assert!(untimed.measured.is_none(), "{untimed:?}");
     assert!(untimed.words().contains("stall_ms_per_token"));
 }
+
+/// What lies in a tier is stored, and takes no memory.
+#[test]
+fn resident_bytes_leave_a_tier_out() {
+    let values = |in_tier: u64| {
+        let mut items = all_items();
+        for record in items.iter_mut().flatten().flat_map(|r| &mut r.memory) {
+            record.report.backing_bytes = in_tier;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let report = write(bundle(dir.path(), &items, &ends()).path()).unwrap();
+        [Metric::ResidentVsF16, Metric::BytesVsF16].map(|metric| {
+            let bar = Bar {
+                data: Some("essays".into()),
+                ..super::bar("q8_0", metric, Bound::AtMost(1.0))
+            };
+            rows(&report.groups, &[bar])[0].measured.unwrap().value
+        })
+    };
+    let ([resident, stored], [same, more]) = (values(0), values(1 << 16));
+    close(resident, stored);
+    close(same, resident);
+    assert!(more > 2.0 * stored, "{more} {stored}");
+}
