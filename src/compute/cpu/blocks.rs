@@ -132,7 +132,7 @@ impl Block for Q4_1 {
     unsafe fn unpack<S: Simd>(block: *const u8) -> [S::F; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            let (d, m) = (S::splat_f16(block), S::splat_f16(block.add(2)));
+            let [d, m] = S::splat_f16s(block);
             nibbles::<S>(S::fma(d, S::load(CODES.as_ptr()), m), block.add(4))
         }
     }

@@ -5,7 +5,7 @@
 //! makes it, alone or in a tile. Inputs past the last whole block count as zeros.
 
 use super::blocks::{BLOCK, Bf16, Block, F16, F32, Q4_0, Q4_1, Q8_0};
-use super::simd::{LANES, Simd, simd_kernel};
+use super::simd::{CACHE_LINE, LANES, Simd, simd_kernel};
 use crate::model::gguf::TensorType;
 
 /// Rows of x, `[row][n_in]`.
@@ -24,6 +24,9 @@ pub(super) struct Weights<'a> {
 
 /// Outputs side by side in one go: the sums of 16 vectors are one tree.
 pub(super) const GROUP: usize = LANES;
+
+/// How far ahead of what is multiplied weights are asked for, bytes: what memory gives while it takes to answer.
+const AHEAD: usize = 4096;
 
 /// Rows that share what is unpacked of a weight without a panel.
 pub(super) const FEW_ROWS: usize = 4;
@@ -95,18 +98,21 @@ unsafe fn few_body<S: Simd, B: Block>(inputs: Inputs<'_>, weights: Weights<'_>, 
     unsafe {
         match inputs.n_rows() {
             0 => {}
-            1 => rows_of::<S, B, 1>(inputs, weights, y),
-            2 => rows_of::<S, B, 2>(inputs, weights, y),
-            3 => rows_of::<S, B, 3>(inputs, weights, y),
-            _ => rows_of::<S, B, FEW_ROWS>(inputs, weights, y),
+            1 => rows_of::<S, B, 1, 4>(inputs, weights, y),
+            2 => rows_of::<S, B, 2, 2>(inputs, weights, y),
+            3 => rows_of::<S, B, 3, 1>(inputs, weights, y),
+            _ => rows_of::<S, B, FEW_ROWS, 1>(inputs, weights, y),
         }
     }
 }
 
+/// R outputs side by side, since one alone would wait for its own sum at every step. To the processor their rows are several
+/// streams in one page, which it does not foresee: they are asked for, in order of memory.
+///
 /// # Safety
 /// The instruction set of S is there.
 #[inline(always)]
-unsafe fn rows_of<S: Simd, B: Block, const M: usize>(
+unsafe fn rows_of<S: Simd, B: Block, const M: usize, const R: usize>(
     inputs: Inputs<'_>,
     weights: Weights<'_>,
     y: &mut [f32],
@@ -121,12 +127,16 @@ unsafe fn rows_of<S: Simd, B: Block, const M: usize>(
         // SAFETY: rows `first..first + n` of the weights and M rows of x are inside their slices.
         unsafe {
             let mut sums = [[S::splat(0.0); GROUP]; M];
-            for o in 0..n {
+            let mut o = 0;
+            while o < n {
                 let w = weights.bytes.as_ptr().add((first + o) * row_bytes);
-                let part = dots::<S, B, M, 1>(w, row_bytes, x, n_in);
+                // The last few, one at a time, pass as often as there would be others beside them.
+                let (step, stride) = if o + R <= n { (R, row_bytes) } else { (1, 0) };
+                let part = dots::<S, B, M, R, AHEAD>(w, stride, x, n_in);
                 for (sums, part) in sums.iter_mut().zip(part) {
-                    sums[o] = part[0];
+                    sums[o..o + step].copy_from_slice(&part[..step]);
                 }
+                o += step;
             }
             for (m, sums) in sums.iter().enumerate() {
                 // `sums` wants vector 4·i + j where lane 4·j + i comes out.
@@ -199,7 +209,7 @@ struct Part<'a> {
 unsafe fn tile<S: Simd, const M: usize, const R: usize>(part: Part<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
-        let acc = dots::<S, F32, M, R>(part.w.cast(), 4 * part.n_in, part.x, part.n_in);
+        let acc = dots::<S, F32, M, R, 0>(part.w.cast(), 4 * part.n_in, part.x, part.n_in);
         put::<S, M, R>(&acc, part.y, part.n_out);
     }
 }
@@ -215,7 +225,7 @@ unsafe fn narrow<S: Simd, const M: usize, const R: usize>(part: Part<'_>) {
             // SAFETY: the caller's promise.
             unsafe {
                 let (x, w) = (part.x.add(m * part.n_in), part.w.add(r * part.n_in));
-                let acc = dots::<S, F32, 2, 2>(w.cast(), 4 * part.n_in, x, part.n_in);
+                let acc = dots::<S, F32, 2, 2, 0>(w.cast(), 4 * part.n_in, x, part.n_in);
                 put::<S, 2, 2>(&acc, &mut part.y[m * part.n_out + r..], part.n_out);
             }
         }
@@ -246,12 +256,12 @@ unsafe fn put<S: Simd, const M: usize, const R: usize>(
     }
 }
 
-/// Lane sums of M rows of x with R rows of weights.
+/// Lane sums of M rows of x with R rows of weights; what lies so many bytes AHEAD is asked for, unless that is 0.
 ///
 /// # Safety
 /// M rows of x, `n_in` apart, and R rows of weights, `row_bytes` apart, may be read; the instruction set of S is there.
 #[inline(always)]
-unsafe fn dots<S: Simd, B: Block, const M: usize, const R: usize>(
+unsafe fn dots<S: Simd, B: Block, const M: usize, const R: usize, const AHEAD: usize>(
     w: *const u8,
     row_bytes: usize,
     x: *const f32,
@@ -262,6 +272,12 @@ unsafe fn dots<S: Simd, B: Block, const M: usize, const R: usize>(
         let mut acc = [[S::splat(0.0); R]; M];
         let whole = n_in / BLOCK;
         for b in 0..whole {
+            if AHEAD > 0 {
+                let ahead = w.wrapping_add(b * R * B::BYTES + AHEAD);
+                for line in (0..R * B::BYTES).step_by(CACHE_LINE) {
+                    S::prefetch(ahead.wrapping_add(line));
+                }
+            }
             step::<S, B, M, R>(
                 &mut acc,
                 w.add(b * B::BYTES),

@@ -362,6 +362,22 @@ mod tests {
     }
 
     #[test]
+    fn maxima_and_exponentials_are_those_of_one_number_after_the_other() {
+        for n in [0, 1, 15, 16, 17, 40, 133] {
+            let mut x = values(n);
+            let m = x.iter().fold(f32::NEG_INFINITY, |m, &v| m.max(v));
+            assert_eq!(max(&x), m, "{n} numbers");
+            let mut lanes = [0.0; LANES];
+            let want: Vec<f32> = x.iter().map(|v| exp_nonpositive(v - m)).collect();
+            for (i, v) in want.iter().enumerate() {
+                lanes[i % LANES] += v;
+            }
+            assert_eq!(exp_sum(&mut x, m).to_bits(), sum_lanes(&lanes).to_bits());
+            assert_eq!(x, want, "{n} numbers");
+        }
+    }
+
+    #[test]
     fn dispatched_code_equals_the_body() {
         let x: Vec<f32> = (0..133)
             .map(|i| ((i * 37 % 101) as f32) * 0.13 - 9.0)

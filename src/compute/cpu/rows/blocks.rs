@@ -84,7 +84,7 @@ unsafe impl Scale for HalfAndMin {
     }
     #[inline(always)]
     unsafe fn splat<S: Simd>(block: *const u8) -> (S::F, S::F) {
-        unsafe { (S::splat_f16(block), S::splat_f16(block.add(2))) }
+        unsafe { S::splat_f16s(block).into() }
     }
     #[inline(always)]
     unsafe fn apply<S: Simd>(level: S::F, (d, m): (S::F, S::F)) -> S::F {

@@ -31,12 +31,10 @@ pub use steps::Steps;
 pub use turn::{PairLayout, Turn};
 
 use super::gemm::{Mat, MatMut};
-use super::simd::{LANES, Simd};
+use super::simd::{CACHE_LINE, LANES, Simd};
 
 /// Bytes of rows during which all that is read next is asked for: it stays in a first-level cache beside them.
 const SMALL: usize = 12 << 10;
-/// Bytes that memory gives at a time.
-const CACHE_LINE: usize = 64;
 /// Rows of values between two looks ahead.
 const STRETCH: usize = 4;
 /// Rows that pass together.

@@ -31,6 +31,13 @@ impl Simd for Avx2 {
         unsafe { [_mm256_broadcastss_ps(_mm_cvtph_ps(_mm_loadu_si16(p))); 2] }
     }
     #[inline(always)]
+    unsafe fn splat_f16s(p: *const u8) -> [Self::F; 2] {
+        unsafe {
+            let both = _mm256_cvtph_ps(_mm_set1_epi32(p.cast::<i32>().read_unaligned()));
+            [[_mm256_moveldup_ps(both); 2], [_mm256_movehdup_ps(both); 2]]
+        }
+    }
+    #[inline(always)]
     fn prefetch(p: *const u8) {
         // SAFETY: a prefetch reads nothing; SSE is part of x86-64.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }

@@ -39,6 +39,11 @@ impl Simd for Lanes {
         [f16::from_le_bytes(unsafe { bytes(p) }).to_f32(); LANES]
     }
     #[inline(always)]
+    unsafe fn splat_f16s(p: *const u8) -> [Self::F; 2] {
+        // SAFETY: see above.
+        unsafe { [Self::splat_f16(p), Self::splat_f16(p.add(2))] }
+    }
+    #[inline(always)]
     fn prefetch(_: *const u8) {}
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self::F {

@@ -24,6 +24,8 @@ pub use x86::Avx512;
 
 /// Lanes of a vector.
 pub const LANES: usize = 16;
+/// Bytes that memory gives at a time.
+pub const CACHE_LINE: usize = 64;
 
 /// Operations on vectors of 16 lanes.
 ///
@@ -49,6 +51,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn splat(x: f32) -> Self::F;
     /// The half at p, little-endian, in every lane.
     unsafe fn splat_f16(p: *const u8) -> Self::F;
+    /// The half at p in every lane, and the half after it.
+    unsafe fn splat_f16s(p: *const u8) -> [Self::F; 2];
     /// Asks for the cache line of an address that will be read soon; any address will do.
     fn prefetch(p: *const u8);
     /// 16 numbers.

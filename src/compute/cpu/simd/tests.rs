@@ -26,6 +26,7 @@ unsafe fn all_body<S: Simd>(bytes: &[u8; 1024], x: &[f32; 256], out: &mut Vec<u3
         for at in [0, 1, 7, 33] {
             let p = bytes.as_ptr().add(at);
             put(S::splat_f16(p));
+            S::splat_f16s(p).into_iter().for_each(&mut put);
             put(S::load_bf16(p));
             put(S::load_f16(p));
             put(S::load_i8(p));

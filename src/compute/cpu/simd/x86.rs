@@ -30,6 +30,15 @@ impl Simd for Avx512 {
         unsafe { _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_loadu_si16(p))) }
     }
     #[inline(always)]
+    unsafe fn splat_f16s(p: *const u8) -> [__m512; 2] {
+        unsafe {
+            // A pair is spread as it is loaded, and converted at once: halves one by one would take twice the shuffles.
+            let pairs = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
+            let both = _mm512_cvtph_ps(pairs);
+            [_mm512_moveldup_ps(both), _mm512_movehdup_ps(both)]
+        }
+    }
+    #[inline(always)]
     fn prefetch(p: *const u8) {
         // SAFETY: a prefetch reads nothing; SSE is part of x86-64.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
