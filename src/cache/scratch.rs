@@ -85,6 +85,14 @@ impl Pool {
         idle.unwrap_or_default()
     }
 
+    /// Working memory that comes back by itself.
+    pub fn lend(&self) -> Lent<'_> {
+        Lent {
+            pool: self,
+            scratch: Some(self.take()),
+        }
+    }
+
     /// Keeps working memory for a later task.
     pub fn give(&self, scratch: Box<Scratch>) {
         if let Ok(mut idle) = self.0.lock() {
@@ -104,6 +112,27 @@ impl Pool {
             }
         }
         largest.iter().sum::<usize>() as u64
+    }
+}
+
+/// Working memory of a thread's tasks, given back when they are done.
+pub struct Lent<'a> {
+    pool: &'a Pool,
+    scratch: Option<Box<Scratch>>,
+}
+
+impl Lent<'_> {
+    /// The memory.
+    pub fn scratch(&mut self) -> &mut Scratch {
+        self.scratch.get_or_insert_default()
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if let Some(scratch) = self.scratch.take() {
+            self.pool.give(scratch);
+        }
     }
 }
 

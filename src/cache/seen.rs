@@ -3,11 +3,12 @@
 //! Invariants: the tables that have rows, and the rules, are looked up once for all ranges; what is read of a range is looked up
 //! before any of it is read, so that lookups, which leave near caches between two tokens, don't wait for one another.
 
+use std::cell::Cell;
+
 use super::formats::{Format, Mask};
 use super::head_view::HeadView;
 use super::places::{Page, ReadBuffers, Reader};
 use super::stage::Side;
-use super::table::RowTable;
 use super::visibility::{Class, Sight};
 use super::{CacheError, RANGE};
 use crate::compute::cpu::rows;
@@ -44,7 +45,30 @@ pub struct Reach<'a> {
     view: HeadView<'a>,
     position: u32,
     /// By side: the rules, and the tables with rows in order of [`Class::READ`].
-    sides: [(Sight, [Option<&'a RowTable>; 4]); 2],
+    sides: [(Sight, [Option<Walked<'a>>; 4]); 2],
+}
+
+/// A table, of which one range after the other is asked for.
+struct Walked<'a> {
+    pages: &'a [Page],
+    /// Where the last answer was.
+    at: Cell<usize>,
+}
+
+impl<'a> Walked<'a> {
+    fn page(&self, range: u32) -> Option<&'a Page> {
+        let range_at = |i: usize| self.pages.get(i).map(|page| page.range);
+        let mut at = self.at.get();
+        let before = at.checked_sub(1).and_then(range_at);
+        if before.is_none_or(|there| there >= range) {
+            at = self.pages.partition_point(|page| page.range < range);
+        }
+        while range_at(at).is_some_and(|there| there < range) {
+            at += 1;
+        }
+        self.at.set(at);
+        self.pages.get(at).filter(|page| page.range == range)
+    }
 }
 
 impl<'a> Seen<'a> {
@@ -93,8 +117,9 @@ impl<'a> HeadView<'a> {
     pub(super) fn reach(self, position: u32) -> Reach<'a> {
         let sides = Side::BOTH.map(|side| {
             let tables = Class::READ.map(|class| {
-                let table = self.table(side, class)?;
-                (!table.pages().is_empty()).then_some(table)
+                let pages = self.table(side, class)?.pages();
+                let at = Cell::new(usize::MAX);
+                (!pages.is_empty()).then_some(Walked { pages, at })
             });
             (self.rules[side as usize].sight(position), tables)
         });
@@ -127,13 +152,13 @@ impl<'a> Reach<'a> {
 
     fn seen_of(&self, side: Side, class: Class, range: u32) -> Option<Seen<'a>> {
         let (sight, tables) = &self.sides[side as usize];
-        let page = tables[class as usize]?.page(range)?;
+        let page = tables[class as usize].as_ref()?.page(range)?;
         let view = &self.view;
         let mut visible =
             page.live() & sight.seen(class, range) & view.reading.mask(side, class, range);
         if class == Class::Fetched {
             // What left since it was asked for is not read.
-            visible &= tables[Class::Coded as usize]?.page(range)?.live();
+            visible &= tables[Class::Coded as usize].as_ref()?.page(range)?.live();
         }
         if !view.state.dying.is_empty() {
             let first = page.first();

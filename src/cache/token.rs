@@ -1,22 +1,24 @@
 //! Attention of one token: its queries meet each range's rows as they are stored, and ranges are shared out to threads.
 //!
 //! Invariants: the bits are those of a tile of queries ([`super::attention`]): the same chains, partial results per range,
-//! merged in order of the ranges. Tasks are fixed runs of ranges of one head, whatever the number of threads.
+//! merged in order of the ranges. Tasks are fixed runs of ranges of one head, whatever the number of threads; who has done one
+//! merges what has become due, so that nobody waits for one thread to merge it all.
 //!
 //! ```text
 //! range      0    1    2    3  |  4    5    6    7  |  8 …
-//! head 0     task 0            |  task 2            |           each range: m, l, Σ exp(s − m)·v
-//! head 1     task 1            |  task 3            |
+//! head 0     task 0            |  task 1            |           each range: m, l, Σ exp(s − m)·v
+//! head 1     task 2            |  task 3            |
 //! merge      0 → 1 → 2 → 3 → 4 …   per head, in order
 //! ```
 
 use std::ops::Range;
+use std::sync::Mutex;
 
 use super::attention::Tile;
 use super::formats::Mask;
 use super::head_view::HeadView;
 use super::runs::{Run, Runs};
-use super::scratch::{Pool, Scratch, room};
+use super::scratch::{Lent, Pool, Scratch, room};
 use super::seen::{Found, OfClasses, Seen};
 use super::stage::Side;
 use super::stored::{Decoded, StoredRange};
@@ -30,7 +32,7 @@ use crate::compute::cpu::vector::exp_rows;
 /// Ranges of one task.
 const TASK: usize = 4;
 /// Ranges whose partial results are held at a time.
-const WAVE: usize = 32;
+const WAVE: usize = 64;
 /// Partial results that one thread makes sooner than two would share them.
 const FEW: usize = 6;
 
@@ -59,8 +61,11 @@ pub fn attend(
     for ((scratch, view), q) in heads.iter_mut().zip(views).zip(token.q.chunks_exact(width)) {
         scratch.start(*view, token.position, q);
     }
+    let queries = heads.iter_mut().map(|head| std::mem::take(&mut head.q));
+    let queries: Vec<Queries> = queries.collect();
     let sum = Sum {
         views,
+        queries: &queries,
         position: token.position,
         shape: Shape {
             n_queries: view.geometry.group(),
@@ -68,95 +73,130 @@ pub fn attend(
         },
         pool,
     };
-    let result = sum.all(&mut heads, partials);
-    for ((scratch, view), out) in heads
-        .iter_mut()
-        .zip(views)
-        .zip(token.out.chunks_exact_mut(width))
-    {
+    let (first, end) = (
+        view.first_range(token.position) as usize,
+        token.position as usize / RANGE + 1,
+    );
+    let mut waves = (first..end).step_by(WAVE);
+    let result =
+        waves.try_for_each(|wave| sum.wave(wave..end.min(wave + WAVE), &mut heads, partials));
+    let outputs = token.out.chunks_exact_mut(width);
+    for (((mut scratch, view), out), q) in heads.into_iter().zip(views).zip(outputs).zip(queries) {
         scratch.finish(*view, out);
-    }
-    for scratch in heads {
+        scratch.q = q;
         pool.give(scratch);
     }
     result
 }
 
+/// A head's queries in the space of exact rows and in that of coded keys.
+type Queries = [Vec<f32>; 2];
+
 /// What all tasks of a token share.
 struct Sum<'a> {
     views: &'a [HeadView<'a>],
+    queries: &'a [Queries],
     position: u32,
     shape: Shape,
     pool: &'a Pool,
 }
 
-/// A head, some ranges, and where their partial results go.
-type Task<'a> = (usize, Range<usize>, &'a mut [f32]);
+/// What a task makes.
+struct Part<'a> {
+    partials: &'a mut [f32],
+    done: Option<Result<(), CacheError>>,
+}
+
+/// A head's totals, and which of its tasks is merged into them next.
+struct Merged<'a> {
+    totals: &'a mut Scratch,
+    next: usize,
+}
 
 impl Sum<'_> {
-    fn all(&self, heads: &mut [Box<Scratch>], partials: &mut Vec<f32>) -> Result<(), CacheError> {
-        let (view, n_heads) = (&self.views[0], self.views.len());
-        let end = self.position as usize / RANGE + 1;
-        let first = view.first_range(self.position) as usize;
-        for wave in (first..end).step_by(WAVE) {
-            let wave = wave..end.min(wave + WAVE);
-            let n = n_heads * wave.len() * self.shape.size();
-            room(partials, n);
-            partials.resize(n, 0.0);
-            let mut tasks = self.tasks(wave.clone(), partials);
-            if !view.turns_keys() {
-                // One head after the other: what is asked for ahead is what comes next.
-                tasks.sort_by_key(|&(h, ..)| h);
+    /// Adds some ranges of all heads.
+    fn wave(
+        &self,
+        wave: Range<usize>,
+        heads: &mut [Box<Scratch>],
+        partials: &mut Vec<f32>,
+    ) -> Result<(), CacheError> {
+        let (n_heads, size) = (heads.len(), self.shape.size());
+        let of_head = wave.len() * size;
+        room(partials, n_heads * of_head);
+        partials.resize(n_heads * of_head, 0.0);
+        let parts = partials.chunks_exact_mut(of_head).map(|of_head| {
+            let parts = of_head.chunks_mut(TASK * size);
+            let part = |partials| {
+                Mutex::new(Part {
+                    partials,
+                    done: None,
+                })
+            };
+            parts.map(part).collect()
+        });
+        let parts: Vec<Vec<Mutex<Part<'_>>>> = parts.collect();
+        let merged = |totals| Mutex::new(Merged { totals, next: 0 });
+        let heads = heads.iter_mut().map(|head| merged(&mut **head));
+        let heads: Vec<Mutex<Merged<'_>>> = heads.collect();
+        let n_tasks = wave.len().div_ceil(TASK);
+        let task = |own: &mut Lent<'_>, i: usize| {
+            // Where keys are turned, those of all heads by the same angles: all heads of a few ranges, then all of the next. Else
+            // one head after the other: what is asked for ahead is what comes next.
+            let (h, t) = match self.views[0].turns_keys() {
+                true => (i % n_heads, i / n_heads),
+                false => (i / n_tasks, i % n_tasks),
+            };
+            let first = wave.start + t * TASK;
+            let ranges = first..wave.end.min(first + TASK);
+            if let Ok(mut part) = parts[h][t].lock() {
+                let done = own.scratch().partials_of(self, (h, ranges), part.partials);
+                part.done = Some(done);
             }
-            if n_heads * wave.len() <= FEW || rayon::current_num_threads() == 1 {
-                for (h, ranges, part) in tasks {
-                    self.run(heads, (h, ranges, &mut *part))?;
-                    heads[h].take_in(self.shape, part);
-                }
-                continue;
-            }
-            let asked = &*heads;
-            team::try_map(tasks, |task| self.run(asked, task))?;
-            for (h, _, part) in self.tasks(wave, partials) {
-                heads[h].take_in(self.shape, part);
-            }
+            self.merge(&heads[h], &parts[h]);
+        };
+        if n_heads * wave.len() <= FEW || rayon::current_num_threads() == 1 {
+            let mut own = self.pool.lend();
+            (0..n_heads * n_tasks).for_each(|i| task(&mut own, i));
+        } else {
+            team::for_each_init(n_heads * n_tasks, || self.pool.lend(), task);
+        }
+        for (head, parts) in heads.iter().zip(parts) {
+            // What was done while somebody else merged.
+            self.merge(head, &parts);
+            let parts = parts.into_iter().map(|part| part.into_inner());
+            parts
+                .flatten()
+                .try_for_each(|part| part.done.unwrap_or(Ok(())))?;
         }
         Ok(())
     }
 
-    /// All heads of a few ranges, then all of the next: where keys are turned, those of all heads are turned by the same
-    /// angles.
-    fn tasks<'p>(&self, wave: Range<usize>, partials: &'p mut [f32]) -> Vec<Task<'p>> {
-        let (n_heads, size) = (self.views.len(), self.shape.size());
-        let blocks = partials.chunks_mut(n_heads * TASK * size);
-        let tasks = wave.step_by(TASK).zip(blocks).flat_map(|(first, block)| {
-            let n = block.len() / n_heads;
-            let parts = block.chunks_exact_mut(n).enumerate();
-            parts.map(move |(h, part)| (h, first..first + n / size, part))
-        });
-        tasks.collect()
-    }
-
-    fn run(&self, heads: &[Box<Scratch>], (h, ranges, part): Task<'_>) -> Result<(), CacheError> {
-        let mut scratch = self.pool.take();
-        let q = heads[h].q.each_ref().map(Vec::as_slice);
-        let done = scratch.partials_of(self, (h, ranges), q, part);
-        self.pool.give(scratch);
-        done
+    /// Merges what is due of a head, unless somebody else is at it.
+    fn merge(&self, head: &Mutex<Merged<'_>>, parts: &[Mutex<Part<'_>>]) {
+        let Ok(mut head) = head.try_lock() else {
+            return;
+        };
+        while let Some(part) = parts.get(head.next)
+            && let Ok(part) = part.try_lock()
+            && let Some(Ok(())) = part.done
+        {
+            head.totals.take_in(self.shape, part.partials);
+            head.next += 1;
+        }
     }
 }
 
 impl Scratch {
-    /// The partial results of up to [`TASK`] ranges of one head, into `partials`. `q`: the queries in the space of exact rows
-    /// and in that of coded keys.
+    /// The partial results of up to [`TASK`] ranges of one head, into `partials`.
     fn partials_of(
         &mut self,
         sum: &Sum<'_>,
         (head, ranges): (usize, Range<usize>),
-        q: [&[f32]; 2],
         partials: &mut [f32],
     ) -> Result<(), CacheError> {
         let shape = sum.shape;
+        let q = sum.queries[head].each_ref().map(Vec::as_slice);
         let view = sum.views[head];
         let reach = view.reach(sum.position);
         let mut found = [Found::default(); TASK];
