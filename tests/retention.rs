@@ -140,6 +140,40 @@ fn a_budget_for_decoding_needs_a_point_and_rows_that_may_leave_after_it() {
 }
 
 #[test]
+fn pages_are_coded_anew_only_where_rows_share_pages_and_leave_them() {
+    let check = |protocol: &str, encode: &str| {
+        let text = format!(
+            "{HEAD}{protocol}[[strategy]]\nencode = {encode}\nretain = {{ method = \"knorm\", kept_fraction = 0.5, rebuild = 0.5 }}\n"
+        );
+        let geometry = Geometry { layers: Vec::new() };
+        let plan = parse("t.toml", &text, &[]).unwrap();
+        plan.check_model(&limits(&geometry, SHA256, 4096))
+            .map_err(|e| e.to_string())
+    };
+    let by_channel = "{ k = { method = \"int4\", axis = \"channel\" }, v = \"q4_0\" }";
+    let strategy = format!("{ONCE}continuation = \"strategy\"\n");
+    check(STREAM, by_channel).unwrap();
+    check(&strategy, by_channel).unwrap();
+    has(
+        check(STREAM, "\"q8_0\""),
+        &[
+            "retain: ",
+            "rows of `encode` = \"q8_0\" are coded one by one",
+            "leave `rebuild` out, or take a format by channel",
+        ],
+    );
+    has(
+        check(&format!("{ONCE}continuation = \"exact\"\n"), by_channel),
+        &["with continuation = \"exact\" none leaves after the compression point"],
+    );
+    let generate = "[protocol]\nkind = \"generate\"\ncontext = 200\ncontinuation = \"strategy\"\n";
+    has(
+        check(generate, by_channel),
+        &["`rebuild` is counted where a sequence is scored to its end"],
+    );
+}
+
+#[test]
 fn bytes_below_the_protected_rows_are_refused_with_what_they_take() {
     let model = TinyModel::new(&TinyConfig::default());
     let geometry = geometry(model.spec(), 512);

@@ -27,12 +27,16 @@ pub struct Rebuild {
 }
 
 impl Rebuild {
-    /// Whether rows stored together, of which some live, are to be coded anew. A format with bits for each row is left
-    /// alone: its pages do not say which row has how many.
+    /// Whether rows stored together, of which some live, are to be coded anew.
     pub fn is_due(&self, format: &Format, (stored, live): (Mask, Mask)) -> bool {
         let (n_stored, n_live) = (stored.count_ones(), (stored & live).count_ones());
-        let is_paged = matches!(format.codec, Codec::Pages(_)) && format.codec.levels().is_none();
-        is_paged && n_live < n_stored && f64::from(n_live) <= self.part * f64::from(n_stored)
+        matches!(format.codec, Codec::Pages(_)) && self.are_few(n_live, n_stored)
+    }
+
+    fn are_few(&self, n_live: u32, n_stored: u32) -> bool {
+        // 0.29 · 100 is a little less than 29 in binary.
+        let most = self.part * f64::from(n_stored) * (1.0 + 1e-12);
+        n_live < n_stored && f64::from(n_live) <= most
     }
 
     /// The bytes of the rows of `stored` that live, coded together; `old`: the bytes of all. `first`: the position of the

@@ -16,7 +16,7 @@ pub struct HeadState {
     pub tables: [[RowTable; 3]; 2],
     /// Retention scores of live rows in order of position; empty if the strategy's retention has none.
     pub scores: Vec<f32>,
-    /// Rows that a compression point left, of how many that it could have; `None` before it, and where all were left.
+    /// Rows that a compression point left, of how many that it could have; `None` before it, and after an empty context.
     pub compressed: Option<(u32, u32)>,
     /// Rows that leave at the next commit.
     pub dying: Dying,

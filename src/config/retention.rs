@@ -3,8 +3,8 @@
 use super::plan::{ModelLimits, Plan, is_calibrated};
 use super::problems::Problems;
 use super::protocol::Protocol;
-use crate::cache::stage::{BuildContext, HeadContext, Kind, Retention, Side, Stage, find};
-use crate::cache::strategy::Strategy;
+use crate::cache::stage::{BuildContext, Codec, HeadContext, Kind, Retention, Side, Stage, find};
+use crate::cache::strategy::{StageSpec, Strategy};
 use crate::cache::{Continuation, Materials, least_retained};
 use crate::engine::repetition;
 use std::sync::Arc;
@@ -37,6 +37,9 @@ impl Plan {
                 why,
                 "write preset = \"int4-best\", or encode = \"int4\" (int2, int8): asymmetric, fit = \"minmax\", not packed",
             );
+        }
+        for (why, hint) in idle_rebuild((strategy, retain.as_ref()), model, &self.protocols) {
+            refuse(why, hint);
         }
         for protocol in &self.protocols {
             if let Protocol::Stream { .. } = protocol
@@ -172,19 +175,8 @@ fn shortage(
 
 /// Why rows of one page could not have the bits that retention chooses for them.
 fn no_levels(strategy: &Strategy, model: &ModelLimits<'_>) -> Option<String> {
-    let dim = model.geometry.layers.first().map_or(64, |l| l.head_dim);
-    for (side, spec) in [(Side::K, &strategy.encode_k), (Side::V, &strategy.encode_v)] {
-        let context = BuildContext {
-            side,
-            head: Some(HeadContext::any(dim)),
-            ..context(strategy, model)
-        };
-        let codec = find(Kind::Encode, &spec.name)
-            .ok()
-            .filter(|def| !(def.calibrated)(&spec.params))
-            .and_then(|def| (def.build)(&spec.params, &context).ok());
-        let is_leveled = matches!(&codec, Some(Stage::Encode(c)) if c.leveled().is_some());
-        if !is_leveled {
+    for (codec, spec) in codecs(strategy, model) {
+        if !codec.is_some_and(|codec| codec.leveled().is_some()) {
             return Some(format!(
                 "it chooses bits row by row, and rows of `encode` = \"{}\" all have the same",
                 spec.name
@@ -198,6 +190,68 @@ fn no_levels(strategy: &Strategy, model: &ModelLimits<'_>) -> Option<String> {
         ));
     }
     None
+}
+
+/// Why pages would not be coded anew where `rebuild` asks for it, or nobody would be told; and what to do.
+fn idle_rebuild(
+    (strategy, retain): (&Strategy, &dyn Retention),
+    model: &ModelLimits<'_>,
+    protocols: &[Protocol],
+) -> Vec<(String, &'static str)> {
+    let mut problems = Vec::new();
+    if retain.rebuild().is_none() {
+        return problems;
+    }
+    if !has_pages(strategy, model) {
+        let what = format!(
+            "`rebuild` codes pages of rows anew, and rows of `encode` = \"{}\" are coded one by one: they leave as they are",
+            strategy.encode_k.name
+        );
+        problems.push((what, "leave `rebuild` out, or take a format by channel"));
+    }
+    for protocol in protocols {
+        if protocol.continuation() == Continuation::Exact {
+            problems.push((
+                "`rebuild` codes pages anew as rows leave, and with continuation = \"exact\" none leaves after the compression point".to_owned(),
+                "write continuation = \"strategy\", or leave `rebuild` out",
+            ));
+        } else if matches!(protocol, Protocol::Generate { .. } | Protocol::Tasks { .. }) {
+            problems.push((
+                "`rebuild` is counted where a sequence is scored to its end, in compress-once and stream: here its error would not be told".to_owned(),
+                "leave `rebuild` out",
+            ));
+        }
+    }
+    problems
+}
+
+/// Whether rows of a side are coded together, or may be: a format that learns is not built here.
+fn has_pages(strategy: &Strategy, model: &ModelLimits<'_>) -> bool {
+    let mut codecs = codecs(strategy, model).into_iter();
+    codecs.any(|(codec, _)| codec.is_none_or(|codec| matches!(codec, Codec::Pages(_))))
+}
+
+/// The formats of K and V; `None` for one that learns from a calibration.
+fn codecs<'a>(
+    strategy: &'a Strategy,
+    model: &ModelLimits<'_>,
+) -> [(Option<Codec>, &'a StageSpec); 2] {
+    let dim = model.geometry.layers.first().map_or(64, |l| l.head_dim);
+    [(Side::K, &strategy.encode_k), (Side::V, &strategy.encode_v)].map(|(side, spec)| {
+        let context = BuildContext {
+            side,
+            head: Some(HeadContext::any(dim)),
+            ..context(strategy, model)
+        };
+        let stage = find(Kind::Encode, &spec.name)
+            .ok()
+            .filter(|def| !(def.calibrated)(&spec.params))
+            .and_then(|def| (def.build)(&spec.params, &context).ok());
+        match stage {
+            Some(Stage::Encode(codec)) => (Some(codec), spec),
+            _ => (None, spec),
+        }
+    })
 }
 
 fn context<'a>(strategy: &Strategy, model: &ModelLimits<'a>) -> BuildContext<'a> {

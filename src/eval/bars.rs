@@ -180,13 +180,13 @@ impl Measured {
         }
     }
 
-    /// Its value over another's, on the same items. It has no interval.
-    pub fn over(&self, other: &Self) -> Self {
-        Self {
+    /// Its value over another's, on the same items, unless that is 0. It has no interval.
+    pub fn over(&self, other: &Self) -> Option<Self> {
+        (other.value != 0.0).then(|| Self {
             value: self.value / other.value,
             interval: None,
             ..*self
-        }
+        })
     }
 }
 

@@ -76,12 +76,15 @@ fn hold(bar: &Bar, group: &Group, row: &Row) -> BarRow {
         Some(label) => {
             let other = group.rows.iter().find(|r| r.strategy.label == *label);
             own.zip(other.and_then(of))
-                .map(|(own, other)| own.over(&other))
+                .and_then(|(own, other)| own.over(&other))
         }
     };
     let reason = match (row.reason(), &measured, &bar.times) {
         (reason, None, Some(other)) if reason.is_empty() => {
-            format!("{} of both it and {other} is not measured here", bar.metric)
+            format!(
+                "{} of both it and {other} is not measured here, or {other}'s is 0",
+                bar.metric
+            )
         }
         (reason, None, _) if reason.is_empty() => format!("{} is not measured here", bar.metric),
         (reason, ..) => reason,

@@ -244,8 +244,8 @@ fn rebuilt(group: &Group) -> Option<String> {
     let any = scores.any(|s| s.memory.is_some_and(|m| m.rebuilt().is_some()));
     any.then(|| {
         "Pages rebuilt: pages of rows coded together, by KV head and side, that were coded anew from their decoded rows \
-         after others had left, per item until its end; error: root mean square of what that changed in the rows that \
-         lived, over that of the rows, beyond what coding them first had lost."
+         after others had left, per item until its end; error: root mean square of what one such coding changed in \
+         the rows that lived, over that of the rows, beyond what the codings before it had lost."
             .to_owned()
     })
 }

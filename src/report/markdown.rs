@@ -68,8 +68,8 @@ pub fn bars(report: &Report) -> String {
     if report.bars.is_empty() {
         return String::new();
     }
-    let intro = "What the experiment must show. measured: the paired mean over documents or windows [its 95 % interval]. A \
-                 bar of perplexity is met when the interval's near end is within it, and says so; every other bar is met \
+    let intro = "What the experiment must show. measured: the paired mean over documents or windows [its 95 % interval]; a \
+                 quotient of two strategies and a time have no interval. A bar of perplexity is met when the interval's near end is within it, and says so; every other bar is met \
                  by the mean. Too few: the interval's half-width exceeds half of the bar (of a fraction whose best is 1, \
                  half of what the bar leaves to 1).";
     let mut out = title(report, "bars", &[intro.to_owned()]);

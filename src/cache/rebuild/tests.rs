@@ -22,6 +22,14 @@ const D: usize = 32;
 const N: usize = 420;
 const SEQ: SeqId = SeqId(0);
 
+#[test]
+fn a_page_is_due_with_exactly_the_part_that_is_named() {
+    let few = |part, n_live, n_stored| super::Rebuild { part, sinks: 0 }.are_few(n_live, n_stored);
+    assert!(few(0.29, 29, 100) && !few(0.29, 30, 100));
+    assert!(few(0.5, 64, 128) && !few(0.5, 65, 128));
+    assert!(few(1.0, 127, 128) && !few(1.0, 128, 128));
+}
+
 fn geometry() -> Geometry {
     let rope = Rope::new(PairLayout::HalfSplit, Rope::frequencies(1e4, D), 1024);
     let layer = LayerGeometry {

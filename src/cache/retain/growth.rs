@@ -65,17 +65,15 @@ impl Growth {
 
     /// Rows that may live of a head of which the point left so many, once it reaches `n_reached` positions.
     pub fn rows(self, left: LeftAtPoint, n_reached: u32) -> u32 {
-        // A sliding window takes the oldest: of positions that it still reaches, those of the context have their share.
+        let f = match self {
+            Growth::Tokens(n) => return left.kept.saturating_add(n.min(left.since)).max(1),
+            Growth::KeptFraction(f) => f,
+        };
+        // Where a sliding window passes the context, shares of what it still reaches count: in the end, of later positions alone.
         let new = left.since.min(n_reached);
-        let old = match (n_reached - new).min(left.of) {
-            0 => 0.0,
-            n => part(f64::from(left.kept) / f64::from(left.of), n),
-        };
-        let grown = match (self, new) {
-            (_, 0) => 0.0,
-            (Growth::Tokens(n), new) => f64::from(n.min(new)),
-            (Growth::KeptFraction(f), new) => part(f, new),
-        };
-        ((old + grown) as u32).max(1)
+        let of_some = |share: f64, n: u32| if n == 0 { 0.0 } else { part(share, n) };
+        let share = f64::from(left.kept) / f64::from(left.of.max(1));
+        let old = of_some(share, (n_reached - new).min(left.of));
+        ((old + of_some(f, new)) as u32).max(1)
     }
 }

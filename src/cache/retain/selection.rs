@@ -217,7 +217,12 @@ impl Rule {
             return self.budget.rows(live.n_reached);
         };
         if let Some(growth) = self.growth {
-            return f64::from(growth.rows(left, live.n_reached));
+            // What the point left alone, since its scores say nothing, is left alone later.
+            let is_left_alone = left.kept == left.of && !is_comparable(live);
+            return match is_left_alone {
+                true => f64::from(live.n_reached),
+                false => f64::from(growth.rows(left, live.n_reached)),
+            };
         }
         let LeftAtPoint { kept, of, .. } = left;
         match self.budget {

@@ -161,8 +161,10 @@ impl Retention for Window {
             self.growth
                 .map(|growth: Growth| growth.rows(left, live.n_reached))
         };
+        // A sliding window may have passed the sinks.
+        let first = live.positions.partition_point(|&p| p < self.sinks);
         let recent = match (live.compressed.and_then(grown), self.newest) {
-            (Some(rows), _) => rows.saturating_sub(self.sinks),
+            (Some(rows), _) => rows.saturating_sub(first as u32),
             (None, Newest::Rows(n)) => n,
             (None, Newest::KeptFraction(f)) => {
                 let least = u32::from(self.sinks == 0);
@@ -171,7 +173,6 @@ impl Retention for Window {
                     .max(least)
             }
         };
-        let first = live.positions.partition_point(|&p| p < self.sinks);
         let end = live.n_seen.saturating_sub(recent);
         let end = live.positions.partition_point(|&p| p < end);
         (first..end.max(first)).collect()

@@ -25,8 +25,8 @@ fn the_drawn_head_grows_as_drawn() {
 }
 
 #[test]
-fn a_sliding_window_takes_the_shares_of_the_rows_that_it_passes() {
-    // 6 of 10 reached positions were left, the window reaches 10: of k old ones ⌈0.6 · k⌉ count.
+fn a_sliding_window_takes_shares_of_the_rows_that_it_passes_and_no_rows_that_were_left() {
+    // 6 of 10 reached positions were left, the window reaches 10: of k old ones ⌈0.6 · k⌉ count in a fraction.
     let rows = |growth: Growth, since: u32| {
         let left = LeftAtPoint {
             kept: 6,
@@ -37,9 +37,11 @@ fn a_sliding_window_takes_the_shares_of_the_rows_that_it_passes() {
     };
     let of = |growth| [0, 1, 5, 9, 10, 50].map(|since| rows(growth, since));
     assert_eq!(of(Growth::KeptFraction(1.0)), [6, 7, 8, 10, 10, 10]);
-    assert_eq!(of(Growth::Tokens(2)), [6, 7, 5, 3, 2, 2]);
-    // A row of each head lives.
-    assert_eq!(of(Growth::Tokens(0)), [6, 6, 3, 1, 1, 1]);
+    assert_eq!(of(Growth::KeptFraction(0.5)), [6, 7, 6, 6, 5, 5]);
+    // A part of something is a row, at least.
+    assert_eq!(of(Growth::KeptFraction(0.0)), [6, 7, 4, 2, 1, 1]);
+    assert_eq!(of(Growth::Tokens(2)), [6, 7, 8, 8, 8, 8]);
+    assert_eq!(of(Growth::Tokens(0)), [6; 6]);
 }
 
 #[test]
@@ -71,6 +73,47 @@ fn a_head_that_grows_keeps_its_best_rows_old_and_new() {
         }
         assert_eq!(rows.len(), 7);
     }
+}
+
+#[test]
+fn a_head_that_the_point_left_alone_is_left_alone_later() {
+    // Scores that compare nothing, as a trained gate gives in a layer with a sliding window.
+    let rows: Vec<u32> = (0..15).collect();
+    for (kept, all_stay) in [(10, true), (6, false)] {
+        for growth in [Growth::Tokens(0), Growth::KeptFraction(0.5)] {
+            let mut rule = rule(Budget::KeptFraction(0.5), Allocate::Global);
+            rule.growth = Some(growth);
+            let left = step(&rule, &rows, |_| f32::MAX, (kept, 10));
+            assert_eq!(left.len() == 15, all_stay, "{growth:?}, {kept} of 10");
+        }
+    }
+}
+
+#[test]
+fn a_window_counts_the_sinks_that_a_sliding_window_has_left() {
+    let given = [
+        ("kept_fraction", Value::Float(0.5)),
+        ("decoding_tokens", Value::Int(0)),
+    ];
+    let window = build("window", &given).unwrap();
+    let rows: Vec<u32> = (91..101).collect();
+    let gone = window.evict(LiveRows {
+        positions: &rows,
+        scores: &[],
+        n_seen: 101,
+        n_reached: 20,
+        compressed: Some(LeftAtPoint {
+            kept: 9,
+            of: 20,
+            since: 1,
+        }),
+        moment: Moment::Step,
+    });
+    assert_eq!(
+        gone,
+        [0],
+        "nine rows are its own, and no sink is one of them"
+    );
 }
 
 /// What a stage leaves of rows 0 to 19, of which the point left all, after ten more.
