@@ -176,7 +176,7 @@ fn shortage(
 /// Why rows of one page could not have the bits that retention chooses for them.
 fn no_levels(strategy: &Strategy, model: &ModelLimits<'_>) -> Option<String> {
     for (codec, spec) in codecs(strategy, model) {
-        if !codec.is_some_and(|codec| codec.leveled().is_some()) {
+        if codec.is_none_or(|codec| codec.leveled().is_none()) {
             return Some(format!(
                 "it chooses bits row by row, and rows of `encode` = \"{}\" all have the same",
                 spec.name
